@@ -13,7 +13,7 @@ from typing import Any, Final
 from vllm.v1.core.block_pool import BlockPool
 
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
-from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.spans import Span, Spans
 from eviction_client.transport.client import PredictorClient
 from eviction_client.transport.scripted_predictor import CONTINUES
@@ -203,11 +203,11 @@ class _Side:
             self.pool.cached_block_hash_to_block.insert(key, block)
         return blocks
 
-    def _next(self, reuse_class: int) -> FinishedRequest[bytes]:
+    def _next(self, reuse_class: int) -> TrackedRequest[bytes]:
         self.now += 0.5
-        return FinishedRequest("", (), 0, self.now, Spans((Span(0, self.chain, reuse_class),)))
+        return TrackedRequest("", at=self.now, spans=Spans((Span(0, self.chain, reuse_class),)))
 
-    def _free(self, blocks: list[Any], ended: FinishedRequest[bytes]) -> None:
+    def _free(self, blocks: list[Any], ended: TrackedRequest[bytes]) -> None:
         if self.queue is None:
             self.pool.free_blocks(reversed(blocks))
         else:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.chat_users import Habits, Said, reply_of, script
 from benchmarks.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
-from eviction_client.policy.policy import REFIT_S
+from eviction_client.policy.fits import REFIT_S
 from lpc_apps.lmcache.events import Event, Location, ObjectId
 from lpc_apps.lmcache.loop import TICK_S
 from lpc_apps.lmcache.service import Service

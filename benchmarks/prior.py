@@ -16,7 +16,8 @@ from typing import Any, Final
 from eviction_client.pace import finish
 from eviction_client.policy.classes import CELLS
 from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS, new_group
-from eviction_client.policy.reuse_monitor import Arrival, Counts, ReuseMonitor, add, nothing
+from eviction_client.policy.request import TrackedRequest
+from eviction_client.policy.reuse_monitor import Counts, ReuseMonitor, add, nothing
 from lpc.model.curve import EDGES, INTERVALS
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies.lru import Lru
@@ -44,24 +45,25 @@ class Counting(Lru):
         super().__init__(capacity, workload, settings)
         self.now = 0.0
         self.monitor: ReuseMonitor[Segment] = ReuseMonitor(math.inf, SegmentUses(2**60), size_of=size_of, half_life_s=math.inf)
-        self._arrivals: dict[Turn, Arrival] = {}
+        self._requests: dict[Turn, TrackedRequest[Segment]] = {}
 
     def start(self, turn: Turn, now: float) -> None:
         """Count the reuses in a prompt."""
         super().start(turn, now)
         self.now = now
-        self._arrivals[turn] = self.monitor.arrived(prompt_of(turn, self.workload.paths.of(turn)), now)
+        prompt = prompt_of(turn, self.workload.paths.of(turn))
+        request = self._requests[turn] = TrackedRequest(turn, prompt, started_at=now)
+        self.monitor.started(request)
 
     def finish(self, turn: Turn, now: float) -> None:
         """Watch the request's blocks."""
         super().finish(turn, now)
         self.now = now
-        path = self.workload.paths.of(turn)
-        prompt = len(prompt_of(turn, path))
-        arrival = self._arrivals.pop(turn)
-        new = new_group(arrival.new_blocks * self.workload.block_tokens) if arrival.new_blocks else 0
-        numbers = [gap * NEW_GROUPS + new for gap in (*(part.features.gap for part in arrival.parts), 0)]
-        self.monitor.finished(path, prompt, arrival, numbers, now, 0.0, predicted=False)
+        request = self._requests.pop(turn)
+        request.blocks, request.prompt_blocks, request.at = self.workload.paths.of(turn), len(request.prompt), now
+        new = new_group(request.new_blocks * self.workload.block_tokens) if request.new_blocks else 0
+        numbers = [gap * NEW_GROUPS + new for gap in (*(part.features.gap for part in request.known), 0)]
+        self.monitor.finished(request, numbers)
 
 
 def counted(workload: Workload) -> Mapping[int, Cell]:

@@ -1,4 +1,4 @@
-"""A file by which an operator switches something in a running engine."""
+"""The file by which an operator forces LRU in a running engine."""
 
 import logging
 import os
@@ -13,12 +13,24 @@ class OperatorsFile:
 
     Its default place is a folder in which every local user can make files, so the owner tells an operator from others. A
     symbolic link counts as the link: its owner chose the name. A file with several names may be a link to another user's.
+
+    Attributes:
+        forced: whether it counted at the last :meth:`look`.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.forced = False
         self._ignored: tuple[int, int] | None = None
         """Device and inode of the file about which a warning was logged."""
+
+    def look(self) -> None:
+        """Look for the file, and log a change."""
+        on = self.on()
+        if on != self.forced:
+            self.forced = on
+            what = "exists: the order is LRU" if on else "is gone: the guard chooses the order again"
+            logger.warning("learned prefix cache: the file %s %s", self._path, what)
 
     def on(self) -> bool:
         """Return whether the file exists and counts. Logs once that one does not count. Never raises."""

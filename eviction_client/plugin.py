@@ -1,65 +1,38 @@
 """The engine-independent part of a plug-in: brings an engine's events to the policy (:mod:`eviction_client.policy`).
 
-The engine's scheduler calls :meth:`Plugin.admitted`, :meth:`Plugin.started` and :meth:`Plugin.finished`, which append to a
-bounded queue within microseconds. A background thread (:mod:`eviction_client.background`) processes these events in order: the
-policy learns from them, and the store is read and written. The scheduler's next :meth:`Plugin.set_rule` passes the tables of
-the rule in force to its queue.
-
-A number in the store is a time, so that all engines of a fleet can compare it: the end of a request plus the *retain seconds*
-of its class, the first age at which the class's value falls below the price of memory in this cache.
+The engine's scheduler calls :meth:`Plugin.admitted`, :meth:`Plugin.started`, :meth:`Plugin.served` and :meth:`Plugin.finished`,
+which append to a bounded queue within microseconds. A background thread (:mod:`eviction_client.learner`) processes these events
+in order: the policy learns from them, and the store of the fleet is read and written. The scheduler's next
+:meth:`Plugin.set_rule` passes the tables of the rule in force to its queue.
 """
 
 import logging
-import math
-import time
-from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
-from eviction_client.background import TICK_S, BackgroundThread, StartBackground
+from eviction_client.background import BackgroundThread, StartBackground
 from eviction_client.block_hash import BlockHash
-from eviction_client.observability.lru_gain import under_lru
-from eviction_client.observability.misses import HitUnit, Misses
-from eviction_client.observability.rule_log import RuleLog
-from eviction_client.observability.thrash_log import ThrashLog
-from eviction_client.operators_file import OperatorsFile
-from eviction_client.pace import pause
-from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.fleet_pool import FleetPool
+from eviction_client.learner import Learner
+from eviction_client.observability.misses import HitUnit
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
 from eviction_client.policy.policy import Policy
-from eviction_client.policy.queue.free_queue import DONE, Table
-from eviction_client.policy.reuse_monitor import UNKNOWN, Arrival
-from eviction_client.policy.rules import HOMES
+from eviction_client.policy.queue.free_queue import Table
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.spans import Span, Spans
 from eviction_client.policy.tier import ChunkTier
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.base import BlockStore
-from eviction_client.stores.conversations import Conversations
-from eviction_client.stores.retain_until import OLDEST_S, done_until
 from eviction_client.transport.predictor import Predictor
 from lpc.clock import MonotoneClock
-from lpc.model.curve import HORIZON_S, retain_seconds
 from lpc.wire.bugs import log_bug
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING: Final = 20_000
-"""Events that may wait for the background; beyond it the oldest are dropped."""
 MAX_RUNNING: Final = 10_000
-"""Running requests whose arrivals are stored; beyond it the oldest request's blocks count as used once."""
-MAX_ASKED: Final = 256
-"""Blocks per query of the store."""
-MAX_POOLED: Final = 10_000
-"""Cached answers of the store."""
-ROUND_S: Final = 1.0
-"""Longest time for which one round of the background processes events."""
-TRIM_EVERY_S: Final = 100.0
-MOST_FAILURES: Final = 3
-"""Failures of the background after which LRU applies until the engine restarts."""
-NOTICEABLE_S: Final = 1.0
-"""A pooled time changes the class only if it is later than the own one by at least this."""
+"""Started requests that are tracked; beyond it the oldest request's blocks count as used once."""
 
 
 class Ordered(Protocol):
@@ -71,32 +44,6 @@ class Ordered(Protocol):
 
     def set_tables(self, tables: Sequence[Table] | None) -> None:
         """Set the classes' tables; None: least recently used first."""
-
-
-class _Started(NamedTuple):
-    """A request whose prompt lookup has happened, with the full blocks of its prompt.
-
-    ``kept``: it waits, and these blocks are retained for it; ``cached``: see :class:`_Served`, if it has already started.
-    """
-
-    request_id: Hashable
-    prompt: Sequence[BlockHash]
-    at: float
-    kept: bool
-    cached: int | None
-
-
-class _Reset(NamedTuple):
-    """The engine has emptied its cache."""
-
-    at: float
-
-
-class _Served(NamedTuple):
-    """A request whose prefill starts, with the number of its cached tokens."""
-
-    request_id: Hashable
-    cached: int
 
 
 class Plugin:
@@ -112,20 +59,16 @@ class Plugin:
         background: starts the learning thread.
 
     Attributes:
-        policy: reuse classes, tables, and the rule in force.
-        lru_forced: whether the file ``lru_file`` of the settings exists. Then `tables` is None, nothing is kept for waiting
-            requests, and they are served first come, first served.
+        requests: the started requests by id. Only the scheduler's thread uses it.
+        learner: the background.
+        pool: of the fleet; None: no pooling.
+        misses: sources of prompt tokens.
         ended: requests by origin of their group: a prediction, no answer in time, or aborted.
         hinted: finished requests by hint: ``retain``, ``done``, or ``off`` if the settings disable hints.
         retained: blocks of the engine's cache that hints retain; shared with the engine's queue.
-        raised: spans in another class because another engine's conversation holds them.
-        implausible: answers of the store that are not valid times.
-        failures: exceptions hidden from the engine; ``guard_failures``: those of the background's learning.
+        failures: exceptions hidden from the engine, those of the learning included.
         seconds: time spent in the scheduler's thread.
         clock: see :meth:`now`.
-        on_tick: called about every second, in the background.
-        tiers: below the engine's cache.
-        misses: sources of prompt tokens.
     """
 
     def __init__(
@@ -142,49 +85,29 @@ class Plugin:
     ) -> None:
         self.settings = settings
         self.predictor = predictor
-        self.store = store
-        self.lru_forced = False
-        self._switch = OperatorsFile(settings.lru_file)
-        self._obey()
+        self.clock = MonotoneClock(clock)
+        self.requests: OrderedDict[Hashable, TrackedRequest[BlockHash]] = OrderedDict()
         self.ended = {"prediction": 0, "unanswered": 0, "aborted": 0}
         self.hinted = {"retain": 0, "done": 0, "off": 0}
         self.retained: Retained[Any] = Retained(settings.hints_share * capacity)
-        self.raised = self.implausible = self.failures = self.guard_failures = 0
+        self.failures = 0
         self.seconds = 0.0
-        self.on_tick: list[Callable[[], None]] = []
-        self.tiers: list[ChunkTier] = []
-        self._owners = Owners(capacity) if settings.hints_share else None
         self._capacity = capacity
-        self._block_tokens = block_tokens
-        self._in_use = 0.0
-        self.clock = MonotoneClock(clock)
-        self._events: deque[_Started | _Served | _Reset | FinishedRequest[BlockHash]] = deque(maxlen=MAX_WAITING)
-        self._appended = self._handled = 0
-        self._dropped = False
-        """Whether events have been dropped that the background has not noticed."""
-        self._unserved: dict[Hashable, Sequence[BlockHash]] = {}
-        """Prompts of kept requests until they are served. Only the background uses it."""
-        self._arrivals: OrderedDict[Hashable, Arrival] = OrderedDict()
-        """What was known of running requests. Only the background writes it."""
-        self.policy = self._new_policy()
-        self._lru_since = -math.inf
-        """Time since which LRU has been in force in the cache and its tiers; infinite: it is not."""
-        self._note_order()
-        self._rule_log = RuleLog(self.policy.in_force, shadow=settings.shadow)
-        self._thrash_log = ThrashLog()
-        self._retain_s: Sequence[float] = [0.0] * self.policy.classes
-        """By class of the queue."""
-        self._by_retain: Sequence[tuple[float, int]] = []
-        self._conversations = Conversations()
-        self._lately: deque[BlockHash] = deque(maxlen=MAX_ASKED)
-        self._pooled: OrderedDict[BlockHash, float] = OrderedDict()
-        """Until when others retain blocks. Only the background writes it."""
-        self._to_ask = False
-        self.misses = Misses(capacity, block_tokens, every=self.policy.ghosts.every, hits=hits)
-        self._ticked_at = self._trimmed_at = time.monotonic()
-        self._background = background(self._round)
-
-    # The scheduler's thread.
+        self._owners = Owners(capacity) if settings.hints_share else None
+        self.pool = None if store is None else FleetPool(store, ordered=lambda: self.tables is not None)
+        self.learner = Learner(
+            settings,
+            capacity=capacity,
+            block_tokens=block_tokens,
+            hits=hits,
+            predictor=predictor,
+            pool=self.pool,
+            owners=self._owners,
+            now=self.now,
+            failed=self.failed,
+            background=background,
+        )
+        self.misses = self.learner.misses
 
     def admitted(
         self, request_id: Hashable, token_ids: Sequence[int], *, session: str | None, category: str = "", user: str = ""
@@ -210,18 +133,25 @@ class Plugin:
             blocks: hashes of the prompt's full blocks, which must not change afterwards.
             cached: see :meth:`served`, if the request has already started.
         """
-        self._append(_Started(request_id, blocks, self.now(), kept, cached))
+        request: TrackedRequest[BlockHash] = TrackedRequest(request_id, blocks, started_at=self.now(), kept=kept, cached=cached)
+        self.requests[request_id] = request
+        if len(self.requests) > MAX_RUNNING:
+            self.learner.append(self.learner.release, self.requests.popitem(last=False)[1])
+        self.learner.append(self.learner.started, request)
 
     def served(self, request_id: Hashable, cached: int) -> None:
-        """Record that a `started` request is served. ``cached``: tokens of its prompt in the cache or a tier."""
-        self._append(_Served(request_id, cached))
+        """Record that the prefill of a `started` request starts. ``cached``: tokens of its prompt in the cache or a tier."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            request.cached = cached
+            self.learner.append(self.learner.served, request)
 
     def reset(self) -> None:
         """Note that the engine has emptied its cache: the ghost caches are emptied as well.
 
         What was learned of the requests stays: when blocks are used again depends on the requests, not on the cache.
         """
-        self._append(_Reset(self.now()))
+        self.learner.append(self.learner.reset, self.now())
 
     def finished(
         self,
@@ -238,23 +168,28 @@ class Plugin:
         some_layers: int = 0,
         reads_cache: bool = True,
         tenant: str = "",
-    ) -> FinishedRequest[BlockHash]:
-        """Return the reuse classes of a finished request, and its hints.
+    ) -> TrackedRequest[BlockHash]:
+        """Return a finished request with the reuse classes of its blocks, and its hints.
 
-        If a request ends before its prompt was `started`, its blocks count as used for the first time.
+        If a request ends before it was `started`, its blocks count as used for the first time.
 
         Args:
             completed: False if it was aborted or failed; its prediction is then ignored.
             blocks: hashes of its computed blocks from the start, which must not change afterwards.
             prompt_blocks: number of these that the prompt filled.
-            reply_end: equal for replies with the same end; see `eviction_client.policy.features`.
+            reply_end: equal for replies with the same end; see :class:`eviction_client.policy.frequent.Frequent`.
             session: digest of the conversation's name, the same in all engines, if known.
             token_ids: the prompt, which must not change afterwards; empty for a prompt of embeddings.
             prompt_tokens: of the prompt; None: as many as ``token_ids``.
-            some_layers, reads_cache: see :class:`FinishedRequest`.
+            some_layers, reads_cache: see :class:`TrackedRequest`.
             tenant: digest of the cache salt; empty without one.
         """
         now = self.now()
+        request = self.requests.pop(request_id, None) or TrackedRequest(request_id)
+        request.session, request.tenant = session, tenant
+        request.token_ids = token_ids
+        request.prompt_tokens = len(token_ids) if prompt_tokens is None else prompt_tokens
+        request.some_layers, request.reads_cache = some_layers, reads_cache
         prediction = self.predictor.take(request_id)
         if prediction is None:
             self.predictor.forget(request_id)
@@ -263,41 +198,32 @@ class Plugin:
             prediction = reply_end = None
         else:
             self.ended["unanswered" if prediction is None else "prediction"] += 1
-        retain_s, done_from = self._hinted(hints, session, blocks)
-        finished = self.policy.finished(
-            request_id,
+        request.retain_s, done_from = self._hinted(hints, session, blocks)
+        self.policy.finished(
+            request,
             blocks,
             prompt_blocks,
             now,
-            arrival=self._arrivals.get(request_id, UNKNOWN),
             group=0 if prediction is None else prediction.group,
             log_odds=None if prediction is None else prediction.log_odds,
             reply_end=reply_end,
             done_from=done_from,
-            retain=self._retained_elsewhere if self._pooled else None,
-            session=session,
-            retain_s=retain_s,
-            prompt_tokens=len(token_ids) if prompt_tokens is None else prompt_tokens,
-            token_ids=token_ids,
-            some_layers=some_layers,
-            reads_cache=reads_cache,
-            tenant=tenant,
+            retain=self.pool.class_of if self.pool is not None and self.pool.elsewhere else None,
         )
         for tier in self.tiers:
-            tier.ended(finished, ordered=self.tables is not None)
-        self._append(finished)
-        return finished
+            tier.finished(request, ordered=self.tables is not None)
+        self.learner.append(self.learner.finished, request)
+        return request
 
-    def lost(self, request_id: Hashable) -> FinishedRequest[BlockHash]:
-        """Forget a request whose end could not be read; return it as ended without blocks. Never raises."""
-        finished: FinishedRequest[BlockHash] = FinishedRequest(
-            *(request_id, (), 0, self.clock.latest),
-            newest=self.policy.plain,
-            parts=Spans((Span(0, 0),)),
-        )
+    def lost(self, request_id: Hashable) -> TrackedRequest[BlockHash]:
+        """Forget a request whose end could not be read; return a record of its end without blocks. Never raises."""
+        self.requests.pop(request_id, None)
         self.predictor.forget(request_id)
-        self._append(finished)
-        return finished
+        end: TrackedRequest[BlockHash] = TrackedRequest(
+            request_id, at=self.clock.latest, newest=self.policy.plain, parts=Spans((Span(0, 0),))
+        )
+        self.learner.append(self.learner.finished, end)
+        return end
 
     def set_rule(self, queue: Ordered) -> None:
         """Set a queue's tables to those of the rule in force."""
@@ -307,7 +233,7 @@ class Plugin:
 
     def in_use(self, blocks: int) -> None:
         """Record the number of blocks in use. Called when a request ends."""
-        self._in_use += IN_USE_FOLLOWS * (blocks - self._in_use)
+        self.learner.in_use += IN_USE_FOLLOWS * (blocks - self.learner.in_use)
 
     def now(self) -> float:
         """Return the time, seconds since the epoch; monotonic."""
@@ -345,15 +271,15 @@ class Plugin:
             pool=self._capacity if divided else 0,
             hints_share=self.settings.hints_share,
             named=named,
-            forced=lambda: self.lru_forced,
+            forced=lambda: self.learner.switch.forced,
             clock=self.now,
         )
-        self.tiers = [*self.tiers, tier]
+        self.learner.tiers = [*self.tiers, tier]
         return tier
 
     def drop_tier(self, tier: ChunkTier) -> None:
         """Remove a tier."""
-        self.tiers = [other for other in self.tiers if other is not tier]
+        self.learner.tiers = [other for other in self.tiers if other is not tier]
 
     def failed(self, error: Exception) -> None:
         """Count an exception that the engine does not see; log its traceback, without values, once per origin."""
@@ -364,51 +290,42 @@ class Plugin:
 
     def settle(self, timeout: float = 5.0) -> bool:
         """Wait until the background has processed all events; for tests and tools."""
-        until = time.monotonic() + timeout
-        while self._handled < self._appended and time.monotonic() < until:
-            time.sleep(0.005)
-        return self._handled >= self._appended
+        return self.learner.settle(timeout)
 
     def close(self) -> None:
         """Close predictor and store, and stop the background."""
         self.predictor.close()
-        self._background.close()
-        if self.store is not None:
-            self.store.close()
+        self.learner.close()
+        if self.pool is not None:
+            self.pool.store.close()
+
+    @property
+    def policy(self) -> Policy[BlockHash]:
+        """Reuse classes, tables, and the rule in force."""
+        return self.learner.policy
+
+    @property
+    def tiers(self) -> Sequence[ChunkTier]:
+        """The tiers below the engine's cache."""
+        return self.learner.tiers
+
+    @property
+    def lru_forced(self) -> bool:
+        """Whether the file ``lru_file`` of the settings exists.
+
+        Then `tables` is None, nothing is kept for waiting requests, and they are served first come, first served.
+        """
+        return self.learner.switch.forced
 
     @property
     def rule(self) -> str:
         """The rule in force."""
-        return "lru" if self.lru_forced else self.policy.in_force
+        return self.learner.rule
 
     @property
     def tables(self) -> Sequence[Table] | None:
         """The tables of the rule in force; None: least recently used first."""
-        return None if self.lru_forced else self.policy.tables
-
-    def _append(self, event: "_Started | _Served | _Reset | FinishedRequest[BlockHash]") -> None:
-        if len(self._events) == MAX_WAITING:
-            self._handled += 1  # the oldest is dropped
-            self._dropped = True
-        self._events.append(event)
-        self._appended += 1
-        self._background.wake()
-
-    def _retained_elsewhere(self, reuse_class: int, block: BlockHash, now: float) -> int:
-        """Return the class of a span: a different one if other conversations retain its deepest block for longer."""
-        until = self._pooled.get(block)
-        if until is None:
-            return reuse_class
-        if not now - OLDEST_S <= until <= now + HORIZON_S:  # also false for NaN
-            self.implausible += 1
-            return reuse_class
-        wanted, by_retain = until - now, self._by_retain
-        if wanted <= self._retain_s[reuse_class] + NOTICEABLE_S or not by_retain or self.tables is None:
-            return reuse_class
-        place = bisect_left(by_retain, (wanted, 0))
-        raised = min(by_retain[max(place - 1, 0) : place + 1], key=lambda entry: abs(entry[0] - wanted))[1]
-        self.raised += raised != reuse_class
-        return raised
+        return self.learner.tables
 
     def _hinted(self, hints: Hints, session: str | None, blocks: Sequence[BlockHash]) -> tuple[float, int]:
         """Return the seconds for which hints retain a request's blocks, and the depth from which its blocks are done."""
@@ -424,213 +341,3 @@ class Plugin:
             self.hinted["retain"] += 1
             return min(hints.retain_s, MAX_RETAIN_S), len(blocks)
         return 0.0, len(blocks)
-
-    # The background.
-
-    def _round(self) -> None:
-        """Run one round of learning.
-
-        If the guard fails, its last choice must not stay in force, so the order becomes LRU.
-        """
-        try:
-            if self.guard_failures < MOST_FAILURES:
-                self._learn()
-            else:
-                self._events.clear()
-                self._handled = self._appended
-        except Exception as error:
-            self._distrust()
-            self.failed(error)
-        try:
-            self._pool()
-            at = time.monotonic()
-            if at - self._ticked_at >= TICK_S:
-                self._ticked_at = at
-                self._obey()
-                self._note_order()
-                for callback in self.on_tick:
-                    callback()
-            if self.store is not None and at - self._trimmed_at >= TRIM_EVERY_S:
-                self._trimmed_at = at
-                self.store.trim(self.now())
-        except Exception as error:
-            self.failed(error)
-
-    def _obey(self) -> None:
-        """Switch to the engine's own order while the operator's file exists, and back."""
-        forced = self._switch.on()
-        if forced != self.lru_forced:
-            self.lru_forced = forced
-            what = "exists: the order is LRU" if forced else "is gone: the guard chooses the order again"
-            logger.warning("learned prefix cache: the file %s %s", self.settings.lru_file, what)
-
-    def _learn(self) -> None:
-        """Process events for at most about ROUND_S, so that the operator's file and the store are looked at under any load."""
-        curves = self.predictor.reuse_curves
-        if curves is not None:
-            self.policy.set_sidecar_curves(curves.epoch, curves.hazards)
-        until = time.monotonic() + ROUND_S
-        self._forget_if_dropped()
-        while self._events and time.monotonic() < until:
-            event = self._events.popleft()
-            try:
-                if isinstance(event, _Started):
-                    self._arrive(event)
-                elif isinstance(event, _Served):
-                    if (prompt := self._unserved.pop(event.request_id, None)) is not None:
-                        self._explain(self._compare, event.request_id, prompt)
-                    self.misses.served(event.request_id, event.cached)
-                elif isinstance(event, _Reset):
-                    self.policy.ghosts.clear()
-                    self.misses.reset(event.at)
-                else:
-                    self._end(event)
-            finally:
-                self._handled += 1
-            self._forget_if_dropped()
-            pause()
-        self._explain(self._rule_log.update, self.policy.ghosts, time.monotonic())
-        self._explain(self._thrash_log.update, self.misses.repeated_prefill.share, time.monotonic())
-        now = self.now()
-        if self.policy.refit_due(now):
-            self._refit(now)
-
-    def _arrive(self, admitted: _Started) -> None:
-        arrival = self.policy.arrived(admitted.prompt, admitted.at)
-        self._arrivals[admitted.request_id] = arrival
-        self._explain(self.misses.arrived, admitted.request_id, arrival)
-        if admitted.kept:
-            above = self.policy.ghosts.caches[self.rule]
-            for tier in self.tiers:
-                tier.ghosts.wait(admitted.request_id, admitted.prompt, above=above)
-            self.policy.ghosts.wait(admitted.request_id, admitted.prompt)
-            self._unserved[admitted.request_id] = admitted.prompt
-        else:
-            self.policy.ghosts.start(admitted.request_id, admitted.prompt)
-            self._explain(self._compare, admitted.request_id, admitted.prompt)
-        if len(self._arrivals) > MAX_RUNNING:
-            self._forget_oldest()
-        if admitted.cached is not None:
-            self.misses.served(admitted.request_id, admitted.cached)
-        if self.store is not None:
-            self._lately.extend(admitted.prompt[span.end - 1] for span in arrival.gap_spans)
-            if arrival.new_blocks:  # another engine may know the first unknown block
-                self._lately.append(admitted.prompt[arrival.old])
-            self._to_ask = True
-
-    def _compare(self, request_id: Hashable, prompt: Sequence[BlockHash]) -> None:
-        """Look up what LRU would hold of a prompt that the engine looks up now."""
-        held = under_lru(
-            *(prompt, self._arrivals[request_id]),
-            pool=self.policy.ghosts,
-            tiers=[tier.ghosts for tier in self.tiers],
-            since=self._lru_since,
-            reset_at=self.misses.reset_at,
-        )
-        self.misses.compared(request_id, held)
-
-    def _note_order(self) -> None:
-        """Note since when LRU has been in force."""
-        others = () if self.settings.shadow or self.lru_forced else (self.policy.in_force, *(tier.rule for tier in self.tiers))
-        if any(rule != "lru" for rule in others):
-            self._lru_since = math.inf
-        elif self._lru_since == math.inf:
-            self._lru_since = self.now()
-
-    def _end(self, ended: FinishedRequest[BlockHash]) -> None:
-        if self._owners is not None:
-            self._owners.record()
-        self._arrivals.pop(ended.request_id, None)
-        ghosts = self.policy.ghosts
-        self._explain(
-            self.misses.ended,
-            ended,
-            ghosts=ghosts.caches,
-            elsewhere=self._pooled,
-            in_use=self._in_use,
-        )
-        above = ghosts.caches[self.rule]
-        for tier in self.tiers:  # first, while the ghost caches of the pool have not seen this request
-            tier.learn(ended, above)
-        self.policy.learn(ended)
-        self._explain(self.misses.judge, ended.tenant, ghosts.latest_asked, ghosts.latest)
-        self._served(ended.request_id)
-        self._note_order()
-        if self.store is not None and ended.blocks:
-            name = self._conversations.name(ended.session, ended.blocks)
-            for start, end, reuse_class, _, _ in ended.spans:
-                until = done_until(ended.at) if reuse_class == DONE else ended.at + self._retain_s[reuse_class]
-                self.store.record(name, ended.blocks[start:end], until)
-
-    def _forget_oldest(self) -> None:
-        """Forget the request that has been known longest: its blocks count as used once."""
-        oldest = self._arrivals.popitem(last=False)[0]
-        self._served(oldest)
-        self.misses.forget(oldest)
-
-    def _forget_if_dropped(self) -> None:
-        """Forget all running requests if events were dropped: the ends of some will not come."""
-        if not self._dropped:
-            return
-        self._dropped = False
-        while self._arrivals:
-            self._forget_oldest()
-            pause()
-
-    def _explain(self, explain: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Count misses, or log the rule. A failure does not stop the guard."""
-        try:
-            explain(*args, **kwargs)
-        except Exception as error:
-            self.failed(error)
-
-    def _served(self, request_id: Hashable) -> None:
-        self._unserved.pop(request_id, None)
-        for ghosts in (self.policy.ghosts, *(tier.ghosts for tier in self.tiers)):
-            ghosts.served(request_id)
-
-    def _refit(self, now: float) -> None:
-        policy = self.policy
-        policy.ghosts.resize(self._capacity, in_use=self._in_use)
-        for _ in policy.refitting(now):
-            pause()
-        for tier in self.tiers:
-            tier.refitted()
-        tables = policy.tables or policy.tables_of(HOMES[0])
-        if tables is not None:
-            price = policy.price
-            retain_s = [min(retain_seconds(tables[-1], price), HORIZON_S)] * policy.classes
-            for number in range(policy.known_classes):
-                retain_s[number] = min(retain_seconds(tables[number], price), HORIZON_S)
-                pause()
-            self._by_retain = sorted((seconds, number) for number, seconds in enumerate(retain_s[: policy.known_classes]))
-            self._retain_s = retain_s
-
-    def _pool(self) -> None:
-        """Write recorded times to the store, and query it for the deepest blocks of new gap spans."""
-        store = self.store
-        if store is None:
-            return
-        if self._to_ask:
-            self._to_ask = False
-            self._pooled.update(store.shared(list(dict.fromkeys(self._lately))))
-            while len(self._pooled) > MAX_POOLED:
-                self._pooled.popitem(last=False)
-        else:
-            store.flush()
-
-    def _distrust(self) -> None:
-        """After a failure switch to LRU and discard what was learned, the guard's evidence too.
-
-        LRU stays in force under a fixed rule, for which no guard would collect new evidence, and after MOST_FAILURES.
-        """
-        self.guard_failures += 1
-        self.policy = self.policy.renewed()
-        for tier in self.tiers:
-            tier.distrust(self.policy)
-        self._arrivals.clear()
-        self._unserved.clear()
-        self._note_order()
-
-    def _new_policy(self) -> Policy[BlockHash]:
-        return Policy(self._capacity, block_tokens=self._block_tokens, clock=self.now, rule=self.settings.rule)

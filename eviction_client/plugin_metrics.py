@@ -1,4 +1,4 @@
-"""What a plug-in shows of itself in an engine's /metrics, whatever the engine."""
+"""Values of all plug-in metrics, for any engine."""
 
 from eviction_client.observability.metrics import Values
 from eviction_client.plugin import Plugin
@@ -23,20 +23,20 @@ def values_of_plugin(plugin: Plugin) -> Values:
         ("lpc_retained_blocks", ""): sum(account.held for account in accounts),
         ("lpc_fallback_share", ""): plugin.ended["unanswered"] / completed if completed else 0.0,
         ("lpc_predictions_unread", ""): asked.unread,
-        ("lpc_pooled_raises", ""): plugin.raised,
-        ("lpc_pooled_refused", ""): plugin.implausible,
+        ("lpc_pooled_raises", ""): 0 if plugin.pool is None else plugin.pool.raised,
+        ("lpc_pooled_refused", ""): 0 if plugin.pool is None else plugin.pool.implausible,
         ("lpc_scheduler_seconds", ""): plugin.seconds,
         ("lpc_failures", ""): plugin.failures,
         ("lpc_stock_fallback", ""): 0.0,
         ("lpc_lru_forced", ""): float(plugin.lru_forced),
-        ("lpc_reuse_classes", ""): plugin.policy.seen,
+        ("lpc_reuse_classes", ""): plugin.policy.fits.seen,
         ("lpc_reuses", ""): plugin.policy.reused,
-        ("lpc_refits", ""): plugin.policy.refits,
+        ("lpc_refits", ""): plugin.policy.fits.count,
         ("lpc_guard_switches", ""): ghosts.guard.switches,
-        ("lpc_guard_failures", ""): plugin.guard_failures,
+        ("lpc_guard_failures", ""): plugin.learner.guard_failures,
         ("lpc_ghost_blocks", "asked"): ghosts.asked,
         ("lpc_predictor_connected", ""): float(plugin.predictor.healthy),
-        ("lpc_store_healthy", ""): float(plugin.store is not None and plugin.store.healthy),
+        ("lpc_store_healthy", ""): float(plugin.pool is not None and plugin.pool.store.healthy),
     }
     in_force = "lru" if plugin.settings.shadow else plugin.rule
     values |= {("lpc_rule", rule): float(rule == in_force) for rule in RULES}

@@ -10,7 +10,7 @@ import math
 import tempfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -148,15 +148,19 @@ class Engine:
         lookahead = getattr(self.scheduler, "num_hash_lookahead_tokens", 0)  # since vLLM 0.33
         self._hasher = get_request_block_hasher(BLOCK, sha256_cbor, *([lookahead] if lookahead else []))
         self.outcome = Outcome()
-        self._flying: deque[Any] = deque()
+        self.in_flight: deque[Any] = deque()
+        self.on_evicted: list[Callable[[bytes], None]] = []
+        """Called with the hash of each evicted block, after it."""
         self.pool = self.scheduler.kv_cache_manager.block_pool
         evict = self.pool._maybe_evict_cached_block
 
         def note(block: Any) -> bool:
-            had = block.block_hash is not None
+            name = block.block_hash
             result: bool = evict(block)
-            if had:
+            if name is not None:
                 self.outcome.evicted.append(block.block_id)
+                for watch in self.on_evicted:
+                    watch(name)
             return result
 
         self.pool._maybe_evict_cached_block = note
@@ -190,6 +194,16 @@ class Engine:
         self.outcome.prompt += len(tokens)
         return request
 
+    def preempt(self, request: Request, **how: Any) -> None:
+        """Let vLLM preempt a running request."""
+        self.scheduler.running.remove(request)
+        self.scheduler._preempt_request(request, self.now, **how)
+
+    def transferred(self, *, received: Iterable[str] = (), sent: Iterable[str] = ()) -> None:
+        """Report transfers of a KV connector, by the requests' ids."""
+        output = KVConnectorOutput(finished_recving=set(received) or None, finished_sending=set(sent) or None)
+        self.scheduler._update_from_kv_xfer_finished(output)
+
     def step(self) -> list[str]:
         """Schedule once, and pass on the model's output (one step later if asynchronous); return the finished requests."""
         self.now += STEP_S
@@ -201,10 +215,10 @@ class Engine:
             self.outcome.hits.setdefault(request.req_id, request.num_computed_tokens)
         idle = not planned.total_num_scheduled_tokens
         if not idle:
-            self._flying.append(planned)
-        if not self._flying or (self.asynchronous and not idle and len(self._flying) == 1):
+            self.in_flight.append(planned)
+        if not self.in_flight or (self.asynchronous and not idle and len(self.in_flight) == 1):
             return [name for name in running if name not in scheduler.requests]
-        done = self._flying.popleft()
+        done = self.in_flight.popleft()
         ids = list(done.num_scheduled_tokens)
         tokens = []
         for name in ids:
@@ -244,8 +258,8 @@ class Engine:
         arrivals = [(start + turns[0].think_s, next(numbers), name, 0) for name, turns in conversations.items()]
         heapq.heapify(arrivals)
         history: dict[str, list[int]] = {name: [] for name in conversations}
-        while arrivals or self.scheduler.has_unfinished_requests() or self._flying:
-            if arrivals and not (self.scheduler.has_unfinished_requests() or self._flying):
+        while arrivals or self.scheduler.has_unfinished_requests() or self.in_flight:
+            if arrivals and not (self.scheduler.has_unfinished_requests() or self.in_flight):
                 self.now = max(self.now, arrivals[0][0])
             while arrivals and arrivals[0][0] <= self.now:
                 _, _, name, i = heapq.heappop(arrivals)

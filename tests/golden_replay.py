@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from eviction_client.policy.features import GAP_CLASSES
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.floors import FlooredQueue
 from eviction_client.policy.queue.free_list import Block
 from eviction_client.policy.queue.free_queue import FreeQueue
-from eviction_client.policy.reuse_monitor import Arrival
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.rules import AUTO
 from eviction_client.policy.tier import Tier
 from lpc.model.curve import INTERVALS
@@ -58,7 +57,7 @@ class Request:
         takes: from its start to its end.
         waits: before its start.
         computed: number of blocks that are computed when it ends; None: all.
-        more: further arguments of `Policy.finished`.
+        more: further arguments of `Policy.finished`, and the tenant.
     """
 
     prompt: Sequence[int]
@@ -185,7 +184,7 @@ class Cache:
         self.hits += len(self._hit(prompt))
         self.asked += len(prompt)
         self.use(prompt)
-        self.queue.served(request)
+        self.queue.release(request)
 
     def _hit(self, prompt: Sequence[int]) -> Sequence[int]:
         depth = next((depth for depth, content in enumerate(prompt) if content not in self._held), len(prompt))
@@ -212,7 +211,7 @@ class Cache:
         self.order = zlib.crc32(b"%d " % content, self.order)
         return content
 
-    def free(self, finished: FinishedRequest[int]) -> None:
+    def free(self, finished: TrackedRequest[int]) -> None:
         """Free the blocks of a request."""
         chain = finished.blocks
         self.queue.own((self._held[content] for content in chain), finished.tenant)
@@ -310,31 +309,34 @@ class Replay:
             for tier in self.tiers:
                 tier.ghosts.wait(id(event), event.prompt, above=above)
             self.cache.wait(id(event), event.prompt)
-            arrival = self.policy.arrived(event.prompt, self.clock.now)
-            self._plan(at + event.waits, "start", course, event, arrival)
+            self._plan(at + event.waits, "start", course, event, self._tracked(event))
         else:
             self._start(at, course, event, None)
 
-    def _start(self, at: int, course: Course, request: Request, arrival: Arrival | None) -> None:
-        if arrival is None:
-            arrival = self.policy.arrived(request.prompt, self.clock.now)
+    def _tracked(self, request: Request) -> TrackedRequest[int]:
+        tracked = TrackedRequest(id(request), request.prompt, started_at=self.clock.now, tenant=request.more.pop("tenant", ""))
+        self.policy.started(tracked)
+        return tracked
+
+    def _start(self, at: int, course: Course, request: Request, tracked: TrackedRequest[int] | None) -> None:
+        if tracked is None:
+            tracked = self._tracked(request)
             self.policy.ghosts.start(id(request), request.prompt)
         self.cache.queue.step()
         self.cache.start(id(request), request.prompt)
-        self._plan(at + request.takes, "end", course, request, arrival)
+        self._plan(at + request.takes, "end", course, request, tracked)
 
-    def _end(self, at: int, course: Course, request: Request, arrival: Arrival) -> None:
+    def _end(self, at: int, course: Course, request: Request, finished: TrackedRequest[int]) -> None:
         policy, now = self.policy, self.clock.now
         chain = [*request.prompt, *request.reply]
         done = chain if request.computed is None else chain[: request.computed]
         if request.computed is None:
             self.cache.use(request.reply)
-        finished = policy.finished(
-            id(request),
+        policy.finished(
+            finished,
             done,
             min(len(request.prompt), len(done)),
             now,
-            arrival=arrival,
             retain=(lambda number, block, _: number if block % 97 else GAP_CLASSES) if self.requests > 200 else None,
             **request.more,
         )
@@ -349,7 +351,7 @@ class Replay:
             tier.learn(finished, above)
         policy.learn(finished)
         for ghosts in (policy.ghosts, *(tier.ghosts for tier in self.tiers)):
-            ghosts.served(id(request))
+            ghosts.release(id(request))
         self.requests += 1
         if now - self._fitted_at >= REFIT_S:
             self._fitted_at = now

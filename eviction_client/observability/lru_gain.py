@@ -12,12 +12,12 @@ Ghost caches hold a sample of the blocks. Between two depths the sampled blocks 
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from eviction_client.block_hash import BlockHash
 from eviction_client.pace import PIECE, in_pieces
 from eviction_client.policy.ghosts import GhostCache, Ghosts, sampled
-from eviction_client.policy.reuse_monitor import Arrival
+from eviction_client.policy.request import TrackedRequest, UnderLru
 
 ENGINE: Final = "engine"
 LRU: Final = "lru"
@@ -35,46 +35,23 @@ def sampled_depths(blocks: Sequence[BlockHash], every: int) -> tuple[list[int], 
     return depths, found
 
 
-class UnderLru(NamedTuple):
-    """What LRU would hold of a prompt when it arrives, in blocks from the start.
-
-    Attributes:
-        held: that the ghost caches hold.
-        since: that were used since LRU is in force: LRU holds of them what the engine holds.
-        known: that ended requests have used since the cache was last emptied. What the engine hits behind them belongs to
-            requests that still run.
-    """
-
-    held: int
-    since: int
-    known: int
-
-    def depth(self, engine: int) -> int:
-        """Return how many blocks LRU holds. ``engine``: how many the engine holds."""
-        if engine < self.since or engine > self.known:
-            return engine
-        return max(self.held, self.since)
-
-
 def under_lru(
-    prompt: Sequence[BlockHash],
-    arrival: Arrival,
+    request: TrackedRequest[Any],
     *,
     pool: Ghosts[BlockHash],
     tiers: Sequence[Ghosts[BlockHash]],
     since: float,
     reset_at: float,
 ) -> UnderLru:
-    """Return what LRU would hold of an arriving prompt.
+    """Return what LRU would hold of the prompt of a request that starts.
 
     Args:
-        prompt: its full blocks.
         pool, tiers: ghost caches of the engine's cache and of the tiers below it.
         since: time since which LRU is in force; infinite: it is not.
         reset_at: time at which the engine's cache was last emptied.
     """
     known = recent = 0
-    for span in arrival.gap_spans:
+    for span in request.gap_spans:
         if span.use is None or span.use.at <= reset_at:
             break
         if recent == known and span.use.at > since:
@@ -83,7 +60,7 @@ def under_lru(
     if recent == known:
         return UnderLru(known, known, known)
     above: GhostCache[BlockHash] = pool.caches[LRU]
-    depths, blocks = sampled_depths(prompt[:known], max(ghosts.every for ghosts in (pool, *tiers)))
+    depths, blocks = sampled_depths(request.prompt[:known], max(ghosts.every for ghosts in (pool, *tiers)))
     found = above.hits(blocks)
     for ghosts in tiers:
         found = max(found, ghosts.caches[LRU].hits(blocks, above))

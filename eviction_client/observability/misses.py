@@ -6,26 +6,24 @@ this position, or if an earlier prompt had the same text behind another prefix
 (:mod:`eviction_client.observability.repeated_text`); else it is new. The history is bounded, so blocks that were last used long
 ago count as new.
 
-Only the background calls the methods (:mod:`eviction_client.plugin`); any thread may read the counters.
+Only the background calls the methods (:mod:`eviction_client.learner`); any thread may read the counters.
 """
 
 import math
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from eviction_client.block_hash import BlockHash
-from eviction_client.observability.lru_gain import ENGINE, LRU, UnderLru, sampled_depths
+from eviction_client.observability.lru_gain import ENGINE, LRU, sampled_depths
 from eviction_client.observability.part_blocks import LEAST_UNIT, PartBlocks
 from eviction_client.observability.repeated_text import CHANGES, RepeatedText
 from eviction_client.observability.sizes import CacheSizes
 from eviction_client.policy.features import GAPS
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.ghosts import GhostCache
-from eviction_client.policy.reuse_monitor import Arrival
+from eviction_client.policy.request import TrackedRequest, UnderLru
 from eviction_client.policy.rules import RULES
-from eviction_client.policy.spans import Span
 from eviction_client.schedule.prefill import RepeatedPrefill
 from eviction_client.tenants import MOST_TENANTS, OTHERS
 
@@ -163,63 +161,39 @@ class Misses:
         self._parts = PartBlocks(self.hits.tokens, block_tokens, self.hits.lookahead) if remembers else None
         self._every = every
         self.reset_at = -math.inf
-        self._arrived: dict[Hashable, Sequence[Span]] = {}
-        self._under_lru: dict[Hashable, UnderLru] = {}
-        self._cached: dict[Hashable, int] = {}
         self._sessions: OrderedDict[str, _Chain] = OrderedDict()
         self._texts = RepeatedText(block_tokens)
         self._first: OrderedDict[int, BlockHash] = OrderedDict()
         """The last first block by its tokens."""
-
-    def arrived(self, request_id: Hashable, arrival: Arrival) -> None:
-        """Record what is known of a prompt's blocks."""
-        self._arrived[request_id] = arrival.gap_spans
-
-    def compared(self, request_id: Hashable, under_lru: UnderLru) -> None:
-        """Record what LRU would hold of a prompt that has arrived, when the engine looks for it in its cache."""
-        if request_id in self._arrived:
-            self._under_lru[request_id] = under_lru
-
-    def served(self, request_id: Hashable, cached: int) -> None:
-        """Record the number of cached tokens of a request that is served."""
-        if request_id in self._arrived:
-            self._cached[request_id] = cached
 
     def reset(self, at: float) -> None:
         """Note that the engine has emptied its cache, seconds on the clock of uses."""
         self.reset_at = at
         self.sizes.clear()
 
-    def forget(self, request_id: Hashable) -> None:
-        """Forget a request that has not ended."""
-        for known in (self._arrived, self._under_lru, self._cached):
-            known.pop(request_id, None)
-
-    def ended(
+    def finished(
         self,
-        ended: FinishedRequest[BlockHash],
+        request: TrackedRequest[BlockHash],
         *,
         ghosts: Mapping[str, GhostCache[BlockHash]],
         elsewhere: Mapping[BlockHash, float],
         in_use: float,
     ) -> None:
-        """Count a request's prompt.
+        """Count the prompt of a finished request, as the background found it when the request started.
 
         Args:
             ghosts: by rule, before they use the request.
             elsewhere: blocks that other conversations of the fleet hold.
             in_use: blocks that requests hold, on average.
         """
-        pieces, cached = self._arrived.pop(ended.request_id, None), self._cached.pop(ended.request_id, None)
-        under_lru = self._under_lru.pop(ended.request_id, None)
-        prompt = ended.blocks[: ended.prompt_blocks]
-        if pieces is not None and cached is not None and ended.prompt_tokens:
-            cached = min(cached, ended.prompt_tokens)
-            evicted = self._count(ended, prompt, pieces, cached, ghosts, elsewhere)
-            if under_lru is not None:
-                self._compare(under_lru, prompt, ended.prompt_tokens, cached, evicted)
-        self.sizes.observe(ended.blocks, ended.prompt_blocks, in_use)
-        self._remember(ended, prompt)
+        prompt, cached = request.blocks[: request.prompt_blocks], request.cached
+        if request.conversation is not None and cached is not None and request.prompt_tokens:
+            cached = min(cached, request.prompt_tokens)
+            evicted = self._count(request, prompt, cached, ghosts, elsewhere)
+            if request.under_lru is not None:
+                self._compare(request.under_lru, prompt, request.prompt_tokens, cached, evicted)
+        self.sizes.observe(request.blocks, request.prompt_blocks, in_use)
+        self._remember(request, prompt)
 
     def judge(self, tenant: str, asked: int, hits: Mapping[str, int]) -> None:
         """Count the ghost caches' hits by tenant, which shows tenants that lose by the rule.
@@ -232,9 +206,8 @@ class Misses:
 
     def _count(
         self,
-        ended: FinishedRequest[BlockHash],
+        request: TrackedRequest[BlockHash],
         prompt: Sequence[BlockHash],
-        pieces: Sequence[Span],
         cached: int,
         ghosts: Mapping[str, GhostCache[BlockHash]],
         elsewhere: Mapping[BlockHash, float],
@@ -242,17 +215,17 @@ class Misses:
         """Count a prompt's tokens by source; return the first of the evicted tokens and the one behind the last."""
         size, unit = self.block_tokens, self.hits.tokens
         # The last token of a prompt is always computed, and with it its unit.
-        most_blocks = (ended.prompt_tokens - 1) // size * size
+        most_blocks = (request.prompt_tokens - 1) // size * size
         most = min(most_blocks, len(prompt) * size) // unit * unit
-        usable, repeated, unknown = self._repeated_from_start(ended, prompt, pieces)
+        usable, repeated, unknown = self._repeated_from_start(request, prompt)
         counts = Counter(cached=cached)
         done = evicted_from = evicted_to = cached
-        for piece in pieces:
+        for piece in request.gap_spans:
             end, gap, use = min(piece.end * size, most), piece.features.gap, piece.use
             if gap != _UNKNOWN and done < end:
                 known = min(end, max(usable, done))
-                if ended.reads_cache:
-                    have = min(max(ended.some_layers, done), known)
+                if request.reads_cache:
+                    have = min(max(request.some_layers, done), known)
                     counts["other_layers"] += have - done
                     if known > have and use is not None and use.at <= self.reset_at:
                         counts["reset"] += known - have
@@ -268,10 +241,10 @@ class Misses:
                 counts["part_block"] += part - done
                 done = part
             if done < end:
-                source, tokens = self._source(ended, prompt, done // size, elsewhere), end - done
+                source, tokens = self._source(request, prompt, done // size, elsewhere), end - done
                 if source in ("new", "changed"):
                     depth = unknown if done == repeated else done // size
-                    source, same = self._repeated(ended, prompt, depth, done, tokens, source)
+                    source, same = self._repeated(request, prompt, depth, done, tokens, source)
                     if source == "changed" and same < tokens:
                         counts["new"] += tokens - same
                         done += tokens - same
@@ -279,15 +252,15 @@ class Misses:
                 counts[source] += tokens
                 done += tokens
         # Of small units parts are not remembered: no token of the last block, which is computed, is one.
-        last = ended.prompt_tokens - 1 if unit >= LEAST_UNIT else most_blocks
+        last = request.prompt_tokens - 1 if unit >= LEAST_UNIT else most_blocks
         part = max(min(repeated, last), done)
         counts["part_block"] += part - done
-        counts["short"] += ended.prompt_tokens - part
+        counts["short"] += request.prompt_tokens - part
         for source, tokens in counts.items():
             self.tokens[source] += tokens
-        self.repeated_prefill.note(ended.prompt_tokens - cached, counts["evicted"])
-        if ended.tenant:
-            self._tenant(ended.tenant).tokens.update(counts)
+        self.repeated_prefill.note(request.prompt_tokens - cached, counts["evicted"])
+        if request.tenant:
+            self._tenant(request.tenant).tokens.update(counts)
         if evicted_to > evicted_from:
             self._follow(prompt, evicted_from // size, evicted_to // size, ghosts)
         return evicted_from, evicted_to
@@ -311,40 +284,38 @@ class Misses:
             blocks = bisect_left(depths, last // size) - bisect_left(depths, first // size)
             self.hit_by_one[who] += max(blocks, 0) * self._every * size
 
-    def _repeated_from_start(
-        self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], pieces: Sequence[Span]
-    ) -> tuple[int, int, int]:
+    def _repeated_from_start(self, request: TrackedRequest[BlockHash], prompt: Sequence[BlockHash]) -> tuple[int, int, int]:
         """Return the tokens from the start that earlier requests had: those that can be hit, and all; and the unknown block.
 
         The second is 0 if the engine hits each block, for what it does not hit then is less than a block.
         """
         unit, size = self.hits.tokens, self.block_tokens
-        blocks = max((piece.end for piece in pieces if piece.features.gap != _UNKNOWN), default=0)
-        usable = self.hits.usable(blocks * size, ended.prompt_tokens)
+        blocks = max((piece.end for piece in request.gap_spans if piece.features.gap != _UNKNOWN), default=0)
+        usable = self.hits.usable(blocks * size, request.prompt_tokens)
         if self._parts is not None:
             start = blocks * size // unit * unit
-            found = self._parts.find(ended.token_ids, prompt, start, blocks * size, ended.tenant)
+            found = self._parts.find(request.token_ids, prompt, start, blocks * size, request.tenant)
             return usable, max(blocks * size, start + found), blocks
         limited = self.hits.dropped or self.hits.replayed or unit > size
         return usable, blocks * size if limited else 0, blocks
 
     def _source(
-        self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], depth: int, elsewhere: Mapping[BlockHash, float]
+        self, request: TrackedRequest[BlockHash], prompt: Sequence[BlockHash], depth: int, elsewhere: Mapping[BlockHash, float]
     ) -> str:
         """Return why a block is unknown."""
         if prompt[depth] in elsewhere:
             return "other_engine"
-        if not ended.token_ids:
+        if not request.token_ids:
             return "embeddings"
-        chain = self._sessions.get(ended.session) if ended.session else None
+        chain = self._sessions.get(request.session) if request.session else None
         if chain is not None and depth < chain.blocks:
             return "changed" if depth < chain.prompt else "reply_changed"
-        if depth == 0 and self._first.get(self._opening(ended), prompt[0]) != prompt[0]:
+        if depth == 0 and self._first.get(self._opening(request), prompt[0]) != prompt[0]:
             return "other_salt"
         return "new"
 
     def _repeated(
-        self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], depth: int, done: int, tokens: int, source: str
+        self, request: TrackedRequest[BlockHash], prompt: Sequence[BlockHash], depth: int, done: int, tokens: int, source: str
     ) -> tuple[str, int]:
         """Return the source of unknown tokens from a position on, and how many of them were changed. ``depth``: first unknown.
 
@@ -352,11 +323,11 @@ class Misses:
         """
         in_history = source == "changed"
         start = done // self.block_tokens * self.block_tokens
-        found = self._texts.find(ended.token_ids, prompt, depth, in_history=in_history, start=start)
+        found = self._texts.find(request.token_ids, prompt, depth, in_history=in_history, start=start)
         if found is None and not in_history:
             return "new", 0
         if in_history:
-            known = self._sessions[ended.session or ""].blocks * self.block_tokens - done
+            known = self._sessions[request.session or ""].blocks * self.block_tokens - done
         else:
             known = found.tokens if found is not None else 0
         changed = min(known, tokens)
@@ -373,25 +344,25 @@ class Misses:
         for name, cache in ghosts.items():
             self.followed[name] += min(max(cache.hits(blocks) - before, 0), within)
 
-    def _remember(self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash]) -> None:
-        if ended.token_ids:
-            self._texts.add(ended.token_ids, ended.blocks, ended.arrival.old)
+    def _remember(self, request: TrackedRequest[BlockHash], prompt: Sequence[BlockHash]) -> None:
+        if request.token_ids:
+            self._texts.add(request.token_ids, request.blocks, request.old)
         if self._parts is not None:
-            start = ended.arrival.old * self.block_tokens // self.hits.tokens * self.hits.tokens
-            self._parts.add(ended.token_ids, ended.blocks, start, ended.tenant)
-        if ended.session:
-            self._sessions.pop(ended.session, None)
-            self._sessions[ended.session] = _Chain(ended.prompt_blocks, len(ended.blocks))
+            start = request.old * self.block_tokens // self.hits.tokens * self.hits.tokens
+            self._parts.add(request.token_ids, request.blocks, start, request.tenant)
+        if request.session:
+            self._sessions.pop(request.session, None)
+            self._sessions[request.session] = _Chain(request.prompt_blocks, len(request.blocks))
             if len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
-        if prompt and ended.token_ids:
-            self._first[self._opening(ended)] = prompt[0]
+        if prompt and request.token_ids:
+            self._first[self._opening(request)] = prompt[0]
             if len(self._first) > MOST_FIRST_BLOCKS:
                 self._first.popitem(last=False)
 
-    def _opening(self, ended: FinishedRequest[BlockHash]) -> int:
+    def _opening(self, request: TrackedRequest[BlockHash]) -> int:
         """Return a hash of the tokens that the first block's hash covers."""
-        return hash(tuple(ended.token_ids[: self.block_tokens + self.hits.lookahead]))
+        return hash(tuple(request.token_ids[: self.block_tokens + self.hits.lookahead]))
 
     def _tenant(self, name: str) -> Tenant:
         if name not in self.tenants and len(self.tenants) >= MOST_TENANTS:

@@ -7,7 +7,7 @@ blocks are always free. A request's hits are counted when it starts, as in the r
 ends. The new blocks of running requests are not in them, so they have that much less room than the real cache.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, KeysView, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from eviction_client.pace import PIECE, in_pieces, pause
@@ -130,6 +130,11 @@ class GhostCache(Generic[H]):
             held.update(piece_of_used)
         parts = ((piece, reuse_class) for run, reuse_class in reversed(inserted) for piece in in_pieces(run[::-1]))
         queue.insert_chain(parts, self._clock())
+
+    @property
+    def contents(self) -> KeysView[H | None]:
+        """The hashes of its blocks."""
+        return self._blocks.keys()
 
     def clear(self) -> None:
         """Remove all blocks. Requests go on waiting."""
@@ -273,11 +278,18 @@ class Ghosts(Generic[H]):
         for rule, cache in (*self.caches.items(), (CHOSEN, self.chosen)):
             cache.wait(request, followed, self._above(rule, above))
 
-    def served(self, request: Hashable) -> None:
+    def release(self, request: Hashable) -> None:
         """Release the blocks retained for a request, which has ended."""
         self._started.pop(request, None)
         for cache in (*self.caches.values(), self.chosen):
-            cache.queue.served(request)
+            cache.queue.release(request)
+
+    def release_all(self) -> None:
+        """Release the blocks retained for all requests."""
+        self._started.clear()
+        for cache in (*self.caches.values(), self.chosen):
+            cache.queue.release_all()
+            pause()
 
     def observe(
         self,
@@ -323,7 +335,7 @@ class Ghosts(Generic[H]):
             self.asked += blocks_asked
             for rule, count in hits.items():
                 self.hits[rule] += count
-            *of_rules, served = hits.values()
-            self.guard.observe(of_rules, blocks_asked, served)
+            *of_rules, chosen = hits.values()
+            self.guard.observe(of_rules, blocks_asked, chosen)
             self._follow()
         return self.guard.in_force

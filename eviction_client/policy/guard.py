@@ -179,13 +179,13 @@ class Guard:
             for rule, gained in zip(self.rules, self._sums[-1].gained, strict=True)
         }
 
-    def observe(self, hits: Sequence[int], asked: int, served: int) -> None:
+    def observe(self, hits: Sequence[int], asked: int, chosen: int) -> None:
         """Take in a request, and choose the rule for the next ones.
 
         Args:
             hits: sampled blocks of its prompt that each rule's ghost cache hit, in the order of ``rules``.
             asked: sampled blocks of its prompt. A request without any is ignored.
-            served: those of them that the ghost cache hit whose rule is the one in force.
+            chosen: those of them that the ghost cache hit whose rule is the one in force.
 
         Raises:
             ValueError: not one number of hits per rule.
@@ -202,12 +202,12 @@ class Guard:
         self._asked_squares += weight * asked * asked
         self._account = min(self._account + REGAINED * asked, 0.0 if self._expelled else BANK * self._disagreement)
         lru = hits[0]
-        if served != lru or hits.count(lru) != len(hits):
-            self._compare([hit - lru for hit in hits], served - lru, weight)
+        if chosen != lru or hits.count(lru) != len(hits):
+            self._compare([hit - lru for hit in hits], chosen - lru, weight)
         if self._sums[0].weight > _LARGEST_WEIGHT:
             self._rescale(weight)
 
-    def _compare(self, beyond: Sequence[int], more_served: int, weight: float) -> None:
+    def _compare(self, beyond: Sequence[int], more_chosen: int, weight: float) -> None:
         for sums in self._sums:
             sums.add(beyond, self._pairs)
         for rule in self._choosable:
@@ -220,7 +220,7 @@ class Guard:
         prompt = self._asked_squares / self._asked
         assumed = _PRIOR * weight * prompt
         self._disagreement = (self._disagreed_squares + assumed * prompt) / (self._disagreed + assumed)
-        self._account = min(self._account + more_served, 0.0 if self._expelled else BANK * self._disagreement)
+        self._account = min(self._account + more_chosen, 0.0 if self._expelled else BANK * self._disagreement)
         self._lead()
         chosen = 0 if self._overdrawn(beyond) else self._leader
         if chosen != self._used:

@@ -82,6 +82,9 @@ class Owners:
         """Return an empty table, split as in :mod:`eviction_client.recent`."""
         return [{} for _ in range(parts_for(self._most))]
 
+    def __len__(self) -> int:
+        return sum(map(len, (*self._users[0], *self._users[1])))
+
     def used(self, session: Hashable | None, chain: Sequence[BlockHash]) -> None:
         """Note that a request has used a chain, which must not change afterwards."""
         self._unrecorded.append((session or object(), chain))

@@ -26,15 +26,15 @@ Kaplan and Meier 1958).
 Pure Python: this runs inside the engine's process, in the background.
 """
 
+import itertools
 import operator
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final, Generic, TypeVar
 
 from eviction_client.pace import in_pieces
 from eviction_client.policy.features import LAST_TURN, MOST_USES, NOTHING_KNOWN, gap_class, level_of, seen
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.spans import Span, span_of
 from eviction_client.policy.uses import Claim, Use, Uses
 from eviction_client.recent import Recent
@@ -58,40 +58,13 @@ MEAN_GAP_S: Final = 100.0
 SHORTEST_GAP_S: Final = 0.1
 """Smallest mean gap, so that its inverse is finite."""
 
+_conversations: Final = itertools.count(1)
+"""Numbers of conversations, unique in the process: a monitor that replaces another sees requests that started under that."""
+
 Counts = list[float]
 """By interval of age."""
 
 H = TypeVar("H", bound=Hashable)
-
-
-@dataclass(slots=True, eq=False)
-class Arrival:
-    """What was known of a prompt when it arrived.
-
-    Attributes:
-        gap_spans: of its full blocks, from the start: each has one latest use.
-        parts: the gap spans, joined where they will have the same features; ``part_of``: by gap span, the number of its part.
-        deepest: the deepest block of each part.
-        blocks: number of its full blocks.
-        old: depth of its first new block.
-        new_blocks: number of new blocks.
-        turn: its turn, from 1.
-        conversation: number of its conversation, a new one if it continues none; None: the prompt has not been looked at.
-    """
-
-    gap_spans: Sequence[Span] = ()
-    parts: Sequence[Span] = ()
-    part_of: Sequence[int] = ()
-    deepest: Sequence[Any] = ()
-    blocks: int = 0
-    old: int = 0
-    new_blocks: int = 0
-    turn: int = 1
-    conversation: int | None = None
-
-
-UNKNOWN: Final = Arrival()
-"""A request whose prompt has not been looked at."""
 
 
 class Watch(Generic[H]):
@@ -134,7 +107,7 @@ class ReuseMonitor(Generic[H]):
     ) -> None:
         self.reused = 0
         self._half_life_s = half_life_s
-        self._decays = [0.5 ** ((high - low) / half_life_s) for low, high in pairwise(EDGES)]
+        self._decays = [0.5 ** ((high - low) / half_life_s) for low, high in itertools.pairwise(EDGES)]
         """Weight that a count keeps over each interval of age."""
         self._left_at_horizon = [0.5 ** ((HORIZON_S - edge) / half_life_s) for edge in EDGES[:-1]]
         self._remembered = remembered
@@ -152,7 +125,6 @@ class ReuseMonitor(Generic[H]):
         self._at_risk: dict[int, Counts] = {}
         """Of blocks that were reused or have expired."""
         self._decayed_at: float | None = None
-        self._conversations = 0
         self._gaps = self._gaps_s = 0.0
 
     @property
@@ -160,12 +132,12 @@ class ReuseMonitor(Generic[H]):
         """Mean seconds between a turn's end and the next turn."""
         return max(self._gaps_s / self._gaps, SHORTEST_GAP_S) if self._gaps >= 1.0 else MEAN_GAP_S
 
-    def arrived(self, prompt: Sequence[H], now: float) -> Arrival:
-        """Count the reuses in an arriving prompt; return what is known of it.
+    def started(self, request: TrackedRequest[H]) -> None:
+        """Count the reuses in the prompt of a request that starts, and set what is known of it.
 
-        Args:
-            now: seconds. If it lies before a block's last use, another request has used the block since: the gap is 0.
+        If its start lies before a block's last use, another request has used the block since: the gap is 0.
         """
+        prompt, now = request.prompt, request.started_at
         watch_of, uses = self._watch_of, self._uses.get
         spans: list[Span] = []
         depth, start, before, use = 0, 0, None, None
@@ -181,41 +153,41 @@ class ReuseMonitor(Generic[H]):
                 depth += 1
         if depth:
             spans.append(self._gap_span(start, depth, use, now))
-        found = Arrival(spans, blocks=self._size_of(prompt))
+        request.gap_spans, request.size = spans, self._size_of(prompt)
         deepest = next((span for span in reversed(spans) if span.use is not None), None)
-        found.old = deepest.end if deepest is not None else 0
-        found.new_blocks = self._size_of(prompt[found.old :]) if found.old < depth else 0
-        own = None
+        request.old = old = deepest.end if deepest is not None else 0
+        request.new_blocks = self._size_of(prompt[old:]) if old < depth else 0
+        request.turn, own = 1, None
         if deepest is not None and deepest.use is not None:
             end = prompt[deepest.end - 1]
             extended = self._extended.get(end) or 0
             if deepest.end < depth:
                 self._extended.put(end, extended + 1)
             if extended < SHARED_FROM:
-                found.turn = deepest.use.turn + 1
+                request.turn = deepest.use.turn + 1
                 own = deepest.use.only if deepest.end >= deepest.use.prompt else None
-        found.conversation = own = self._new_conversation() if own is None else own
-        found.parts, found.part_of = _parts(spans, own)
-        found.deepest = [prompt[part.end - 1] for part in found.parts]
-        return found
+        own = next(_conversations) if own is None else own
+        request.known = _joined(spans, own)
+        request.conversation = own  # last: see TrackedRequest
 
-    def _new_conversation(self) -> int:
-        self._conversations += 1
-        return self._conversations
+    @property
+    def watched(self) -> int:
+        """Number of watched blocks."""
+        return len(self._watch_of)
 
-    def parts_now(self, arrival: Arrival, length: int) -> Iterator[Span]:
+    def parts_now(self, request: TrackedRequest[H], length: int) -> Iterator[Span]:
         """Iterate over the parts of a request that ends now, and the part of the blocks behind them. From any thread.
 
-        Requests that ended since its arrival have shared some of its blocks, or made other claims on them. Only the deepest
+        Requests that ended since its start have shared some of its blocks, or made other claims on them. Only the deepest
         block of each part is looked up. Those before it may be held by more conversations.
 
         Args:
             length: number of its computed blocks. What was not computed is left out: some parts may be empty.
         """
-        get, own, end = self._uses.get, arrival.conversation, 0
-        for part, deepest in zip(arrival.parts, arrival.deepest, strict=True):
+        get, own, prompt, end = self._uses.get, request.conversation, request.prompt, 0
+        for part in request.known if request.seen else ():
             start, end, _, features, shared = part
-            use = get(deepest) if features.gap else None
+            use = get(prompt[end - 1]) if features.gap else None
             if use is not None:
                 shared = _if_shared(use, own)
             if shared is not part.use or end > length:
@@ -229,38 +201,25 @@ class ReuseMonitor(Generic[H]):
         uses = use.uses if self._used - use.place <= self._remembered else 0
         return Span(start, end, 0, seen(gap_class(now - use.at), level_of(uses + 1)), use)
 
-    def finished(
-        self,
-        chain: Sequence[H],
-        prompt: int,
-        arrival: Arrival,
-        numbers: Sequence[int],
-        now: float,
-        log_odds: float,
-        *,
-        predicted: bool,
-    ) -> None:
+    def finished(self, request: TrackedRequest[H], numbers: Sequence[int]) -> None:
         """Record a finished request's use of its blocks, and watch the deepest block of each class.
 
         Args:
-            chain: its blocks, of prompt and reply.
-            prompt: number of them that the prompt filled.
-            numbers: class of each of the arrival's parts, and of the blocks behind them.
-            now: seconds; never goes back.
-            log_odds: of its continuation probability.
-            predicted: see :class:`Claim`.
+            numbers: class of each of its known parts, and of the blocks behind them.
         """
-        own = arrival.conversation
+        chain, prompt, now = request.blocks, request.prompt_blocks, request.at
+        own = request.conversation
         if own is None:
-            own = self._continued(chain) or self._new_conversation()
-        turn = min(arrival.turn, LAST_TURN)
-        claim = Claim(own, log_odds, now, predicted)
+            own = self._continued(chain) or next(_conversations)
+        turn = min(request.turn, LAST_TURN)
+        claim = Claim(own, request.log_odds, now, request.predicted)
         length = len(chain)
         self._used += self._size_of(chain)
         latest: Use | None = None
-        spans = arrival.gap_spans
+        spans = request.gap_spans
         behind = Span(spans[-1].end if spans else 0, length)
-        of_span = [*map(numbers.__getitem__, arrival.part_of), numbers[-1]]
+        ends = [part.end for part in request.known]
+        of_span = [*(numbers[bisect_left(ends, span.end)] for span in spans), numbers[-1]]
         for span, number, following in zip((*spans, behind), of_span, (*of_span[1:], None), strict=True):
             start, end, use = span.start, min(span.end, length), span.use
             if end <= start:
@@ -272,7 +231,7 @@ class ReuseMonitor(Generic[H]):
                     self._watch(chain[end - 1], number, now, newest=False)
             elif start < prompt:
                 self._watch(chain[min(end, prompt) - 1], number, now, newest=True)
-            elif prompt == arrival.old:
+            elif prompt == request.old:
                 self._watch(chain[end - 1], number, now, newest=True)
 
     def _continued(self, chain: Sequence[H]) -> int | None:
@@ -424,16 +383,15 @@ def _if_shared(use: Use | None, own: int | None) -> Use | None:
     return None if use is None or (use.only is not None and use.only == own) else use
 
 
-def _parts(spans: Sequence[Span], own: int) -> tuple[Sequence[Span], Sequence[int]]:
+def _joined(spans: Sequence[Span], own: int) -> Sequence[Span]:
+    """Return gap spans, joined where they will have the same features."""
     parts: list[Span] = []
-    part_of = []
     for span in spans:
         start, shared = span.start, _if_shared(span.use, own)
         if parts and parts[-1].features == span.features and parts[-1].use is shared:
             start = parts.pop().start
         parts.append(Span(start, span.end, 0, span.features, shared))
-        part_of.append(len(parts) - 1)
-    return parts, part_of
+    return parts
 
 
 def _waiting(watch: Watch[Any], now: float, decays: Sequence[float]) -> Counts:

@@ -28,19 +28,19 @@ from itertools import groupby, islice
 from typing import Any, Final, Generic
 
 from eviction_client.block_hash import BlockHash
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.ghosts import GhostCache, Ghosts
 from eviction_client.policy.hints import Retained
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.free_list import B, Block
 from eviction_client.policy.queue.free_queue import DONE, PREEMPTED, FreeQueue, Run
+from eviction_client.policy.request import TrackedRequest
 
 Content = Hashable
 """Key of a chunk in the tier's own code."""
 DIVIDED_UP_TO: Final = 2
 """Largest tier that divides the requests with the pool, in multiples of the pool. For each token that is not computed, 1.7 more
 are loaded at 2, and 2.6 at 4 (Mooncake, a pool of 1%)."""
-MAX_ENDED: Final = 1024
+MAX_FINISHED: Final = 1024
 """Finished requests that the tier's own code has not reported yet. Beyond it the oldest lose their classes."""
 REPORTED_S: Final = 60.0
 """Time within which the tier's own code reports a finished request. It reports some before they free their blocks."""
@@ -85,10 +85,10 @@ class Tier(Generic[B]):
 
     # In the background.
 
-    def learn(self, finished: FinishedRequest[Any], above: GhostCache[Any] | None = None) -> None:
+    def learn(self, request: TrackedRequest[Any], above: GhostCache[Any] | None = None) -> None:
         """Let the tier's ghost caches observe a finished request. ``above``: the pool's, which is looked up first."""
-        most = finished.prompt_blocks if self._prompts_only else None
-        self.rule = self._policy.observe(self.ghosts, finished, most=most, above=above)
+        most = request.prompt_blocks if self._prompts_only else None
+        self.rule = self._policy.observe(self.ghosts, request, most=most, above=above)
 
     def refitted(self) -> None:
         """Set the ghost caches' tables after a fit."""
@@ -118,8 +118,8 @@ class Chunk(Block):
 class ChunkTier(Tier[Chunk]):
     """Order of one tier's chunks. :meth:`learn`, :meth:`refitted` and :meth:`distrust` are for the background.
 
-    Events of the engine (:meth:`step`, :meth:`ended`, :meth:`wait`, :meth:`served`) come from the scheduler's thread and never
-    block. Events of the tier's own code come from any thread, one after the other.
+    Events of the engine (:meth:`step`, :meth:`finished`, :meth:`wait`, :meth:`release`) come from the scheduler's thread and
+    never block. Events of the tier's own code come from any thread, one after the other.
 
     Args:
         name: of the tier, in metrics.
@@ -135,6 +135,7 @@ class ChunkTier(Tier[Chunk]):
     Attributes:
         evictions: chunks evicted by the order here (``plugin``) and by the tier's own (``lru``).
         retained: chunks that hints retain.
+        unreported: finished requests that the tier's own code has not reported yet.
         divides: share of the requests whose home is the pool; 0: the tier is not divided from the pool.
     """
 
@@ -163,7 +164,7 @@ class ChunkTier(Tier[Chunk]):
         self._clock = clock
         self._classes = policy.classes
         self._numbers = 0
-        self._ended: OrderedDict[Hashable, FinishedRequest[BlockHash]] = OrderedDict()
+        self.unreported: OrderedDict[Hashable, TrackedRequest[BlockHash]] = OrderedDict()
         self.divides = pool / (pool + blocks) if blocks <= DIVIDED_UP_TO * pool else 0.0
         self._owed = 0.0
         """Requests that the pool is owed as their home."""
@@ -178,12 +179,12 @@ class ChunkTier(Tier[Chunk]):
         self._emptied = False
         """Whether the tier was emptied and its ghost caches were not."""
 
-    def learn(self, finished: FinishedRequest[Any], above: GhostCache[Any] | None = None) -> None:
+    def learn(self, request: TrackedRequest[Any], above: GhostCache[Any] | None = None) -> None:
         """See :meth:`Tier.learn`."""
         if self._emptied:
             self._emptied = False
             self.ghosts.clear()
-        super().learn(finished, above)
+        super().learn(request, above)
 
     def _new_queue(self) -> FreeQueue[Chunk]:
         queue = FreeQueue(Chunk(-1, None), Chunk(-1, None), self._classes, copies=True, clock=self._clock)
@@ -215,13 +216,13 @@ class ChunkTier(Tier[Chunk]):
             self._catch_up()
             self.set_rule()
             now = self._clock()
-            while self._ended and next(iter(self._ended.values())).at < now - REPORTED_S:
-                self._ended.popitem(last=False)
+            while self.unreported and next(iter(self.unreported.values())).at < now - REPORTED_S:
+                self.unreported.popitem(last=False)
             return self.queue.step()
         finally:
             self._turn.release()
 
-    def ended(self, ended: FinishedRequest[BlockHash], *, ordered: bool = False) -> None:
+    def finished(self, request: TrackedRequest[BlockHash], *, ordered: bool = False) -> None:
         """Record a finished request. The tier's own code reports its chunks a step later (:meth:`used`).
 
         Args:
@@ -229,17 +230,17 @@ class ChunkTier(Tier[Chunk]):
         """
         if self.divides and ordered and self.queue.tables is not None:
             self._owed += self.divides
-            ended.home = "pool" if self._owed >= 1.0 else "tier"
+            request.home = "pool" if self._owed >= 1.0 else "tier"
             self._owed %= 1.0
-        self._carry_out(partial(self._record, ended))
+        self._carry_out(partial(self._record, request))
 
     def wait(self, request_id: Hashable, contents: Iterable[Content]) -> None:
         """Keep the chunks that a waiting request will load; see :meth:`FreeQueue.wait`."""
         self._carry_out(partial(self._keep, request_id, contents))
 
-    def served(self, request_id: Hashable) -> None:
+    def release(self, request_id: Hashable) -> None:
         """Stop keeping chunks for a request, if it waits."""
-        self._carry_out(partial(self._keep_no_longer, request_id))
+        self._carry_out(partial(self._release, request_id))
 
     def _carry_out(self, event: Callable[[], None]) -> None:
         """Carry out an event of the engine: now, or before the next call if another thread has its turn."""
@@ -255,18 +256,18 @@ class ChunkTier(Tier[Chunk]):
         while self._pending:
             self._pending.popleft()()
 
-    def _record(self, ended: FinishedRequest[BlockHash]) -> None:
-        self._ended[ended.request_id] = ended
-        if len(self._ended) > MAX_ENDED:
-            self._ended.popitem(last=False)
+    def _record(self, request: TrackedRequest[BlockHash]) -> None:
+        self.unreported[request.request_id] = request
+        if len(self.unreported) > MAX_FINISHED:
+            self.unreported.popitem(last=False)
 
     def _keep(self, request_id: Hashable, contents: Iterable[Content]) -> None:
         self._insert_fresh()
         chunks = self._chunks
         self.queue.wait(request_id, [chunks[content].block_id for content in contents if content in chunks])
 
-    def _keep_no_longer(self, request_id: Hashable) -> None:
-        self.queue.served(request_id)  # of the time: `clear` replaces the queue
+    def _release(self, request_id: Hashable) -> None:
+        self.queue.release(request_id)  # of the time: `clear` replaces the queue
 
     # Called for events of the tier's own code, by any thread.
 
@@ -292,10 +293,10 @@ class ChunkTier(Tier[Chunk]):
         """Called when a request that used these chunks has ended. They get its classes. The first is evicted first."""
         with self._turn:
             self._catch_up()
-            ended = self._ended.pop(request_id, None)
+            request = self.unreported.pop(request_id, None)
             if contents:
                 self._settle(contents)
-                self._place(ended, contents)
+                self._place(request, contents)
 
     def clear(self) -> None:
         """Remove all chunks, and those of the ghost caches when the background next observes a request."""
@@ -369,17 +370,17 @@ class ChunkTier(Tier[Chunk]):
             self._chunks.update((chunk.content, chunk) for chunk in chunks)
             self._insert(chunks, PREEMPTED)
 
-    def _place(self, ended: FinishedRequest[BlockHash] | None, contents: Sequence[Content]) -> None:
+    def _place(self, request: TrackedRequest[BlockHash] | None, contents: Sequence[Content]) -> None:
         """Put the chunks of an ended request into its classes."""
         now = self._clock()
-        retain_s = 0.0 if ended is None else ended.retain_s
+        retain_s = 0.0 if request is None else request.retain_s
         held = retain_s > 0.0 and self.retained.hold(dict.fromkeys(contents, 1), now + retain_s, now)
         if not held:
             self.retained.release(contents)
-        copies = self._classes if ended is not None and ended.home == "pool" and not held else 0
+        copies = self._classes if request is not None and request.home == "pool" and not held else 0
         parts = [
             (self._taken_out(part), reuse_class + copies if reuse_class >= 0 else reuse_class)
-            for reuse_class, part in reversed(list(self._parts(ended, contents)))
+            for reuse_class, part in reversed(list(self._parts(request, contents)))
         ][::-1]
         run: Run | None = None
         if not held:
@@ -418,17 +419,17 @@ class ChunkTier(Tier[Chunk]):
             self._hinted -= 1
 
     def _parts(
-        self, ended: FinishedRequest[BlockHash] | None, contents: Sequence[Content]
+        self, request: TrackedRequest[BlockHash] | None, contents: Sequence[Content]
     ) -> Iterator[tuple[int, Sequence[Content]]]:
         """Yield a chain's chunks, the deepest first, split by reuse class."""
-        if ended is None or not ended.spans:
+        if request is None or not request.spans:
             yield self._policy.plain, contents
-        elif len(ended.spans) == 1:
-            yield ended.spans[0].reuse_class, contents
+        elif len(request.spans) == 1:
+            yield request.spans[0].reuse_class, contents
         else:
-            depth_of = {block: depth for depth, block in enumerate(ended.blocks)}
-            ends = [run.end for run in ended.spans]
-            last = len(ended.blocks) - 1
+            depth_of = {block: depth for depth, block in enumerate(request.blocks)}
+            ends = [run.end for run in request.spans]
+            last = len(request.blocks) - 1
             numbers = []
             for content in contents:
                 last = depth_of.get(self._named(content), last)  # type: ignore[call-overload]  # a block hash is bytes
@@ -436,5 +437,5 @@ class ChunkTier(Tier[Chunk]):
             at = 0
             for number, part in groupby(numbers):
                 count = sum(1 for _ in part)
-                yield ended.spans[number].reuse_class, contents[at : at + count]
+                yield request.spans[number].reuse_class, contents[at : at + count]
                 at += count

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from eviction_client import PredictorClient
-from eviction_client.policy.policy import REFIT_S
+from eviction_client.policy.fits import REFIT_S
 from lpc_apps.lmcache.events import Event, Location, ObjectId
 from lpc_apps.lmcache.node import Node, NodeError
 from lpc_apps.lmcache.service import END_AFTER_S, Service

@@ -28,7 +28,7 @@ OF_ALL: Final[dict[str, tuple[Family | None, Callable[[Loop], int]]]] = {
     "known_chunks": (None, lambda loop: len(loop.service.conversations)),
     "unread_stores": (CounterMetricFamily, lambda loop: loop.service.conversations.unread),
     "reuses": (CounterMetricFamily, lambda loop: loop.service.policy.reused),
-    "reuse_classes": (None, lambda loop: loop.service.policy.seen),
+    "reuse_classes": (None, lambda loop: loop.service.policy.fits.seen),
     "dropped_events": (CounterMetricFamily, lambda loop: loop.dropped),
     "lost_events": (CounterMetricFamily, lambda loop: loop.lost),
 }

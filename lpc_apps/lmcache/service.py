@@ -18,6 +18,7 @@ from typing import Final
 
 from eviction_client import BlockHash, Prediction
 from eviction_client.policy.policy import Policy
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.reuse_monitor import REMEMBERED
 from eviction_client.policy.rules import AUTO
 from eviction_client.transport.sidecar_curves import ReuseCurves
@@ -239,24 +240,24 @@ class Service:
         policy, chain = self.policy, conversation.chunks()
         blocks = [chunk.block for chunk in chain]
         policy.block_tokens = len(chain[0].tokens) or policy.block_tokens
-        arrival = policy.arrived(blocks, began_at)
+        request: TrackedRequest[BlockHash] = TrackedRequest(conversation.name, blocks, started_at=began_at)
+        policy.started(request)
         # Turns end in any order of their last events, and the policy's time must not go back.
         self._ended_at = max(self._ended_at, ended_at)
-        finished = policy.finished(
-            conversation.name,
+        policy.finished(
+            request,
             blocks,
-            min(arrival.old + 1, len(blocks)),
+            min(request.old + 1, len(blocks)),
             self._ended_at,
-            arrival=arrival,
             group=0 if prediction is None else prediction.group,
             log_odds=None if prediction is None else prediction.log_odds,
         )
-        parts = [(chain[span.start : span.end][::-1], span.reuse_class) for span in finished.spans]
+        parts = [(chain[span.start : span.end][::-1], span.reuse_class) for span in request.spans]
         memory = self.caches.get(Location("l1", conversation.node))
         if memory is not None:  # None: the node has left during the turn
             memory.use(reversed(parts))
-            memory.learn(finished)
-        policy.learn(finished)
+            memory.learn(request)
+        policy.learn(request)
 
     def _may_go(self, resident: Resident, location: Location, now: float) -> bool:
         if now - resident.deletion_requested_at < DELETION_TIMEOUT_S:

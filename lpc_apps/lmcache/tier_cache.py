@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.ghosts import GhostCache
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.free_queue import PREEMPTED, FreeQueue
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.tier import Tier
 from lpc_apps.lmcache.events import NO_TOKENS, ChunkId, Location, ObjectId
 from lpc_apps.lmcache.tree import Chunk, Resident
@@ -208,11 +208,11 @@ class TierCache(Tier[Resident]):
         """Number of chunks of the mean size that fit below the watermark; 0: unlimited, or no size is known."""
         return int(self.capacity * self.watermark * len(self._here) / self.used) if self.used else 0
 
-    def learn(self, finished: FinishedRequest[Any], above: GhostCache[Any] | None = None) -> None:
+    def learn(self, request: TrackedRequest[Any], above: GhostCache[Any] | None = None) -> None:
         """See :meth:`Tier.learn`; ghost caches of an unlimited tier would show nothing."""
         if self.chunks:
             self.ghosts.resize(self.chunks)
-            super().learn(finished, above)
+            super().learn(request, above)
             self.set_rule()
 
     def refitted(self) -> None:

@@ -25,19 +25,14 @@ class Watched:
         self.engine = engine
         self.evicted = self.early = 0
         self._continue: dict[bytes, set[bytes]] = {}
-        pool = engine.pool
-        evict = pool._maybe_evict_cached_block
+        cached = engine.pool.cached_block_hash_to_block.get_one_block
 
-        def watched(block: Any) -> bool:
-            name = block.block_hash
-            result: bool = evict(block)
-            if name is not None and name.endswith(FULL) and pool.cached_block_hash_to_block.get_one_block(name) is None:
+        def watch(name: Any) -> None:
+            if name.endswith(FULL) and cached(name) is None:
                 self.evicted += 1
-                cached = pool.cached_block_hash_to_block.get_one_block
                 self.early += any(cached(other) is not None for other in self._continue.get(name, ()))
-            return result
 
-        pool._maybe_evict_cached_block = watched
+        engine.on_evicted.append(watch)
 
     def look(self, request: Any) -> None:
         """Note the chain of a request's blocks."""
@@ -66,7 +61,7 @@ def served(
     known: list[list[int]] = []
     alive: dict[str, Any] = {}
     number = 0
-    while number < requests or engine.scheduler.has_unfinished_requests() or engine._flying:
+    while number < requests or engine.scheduler.has_unfinished_requests() or engine.in_flight:
         while number < requests and len(alive) < 6 and rng.random() < 0.6:
             tokens = tree(rng)
             if known and rng.random() < 0.5:

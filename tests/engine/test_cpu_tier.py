@@ -108,7 +108,7 @@ class Driven:
                 self.waiting[number] = needs
             if self.waiting and rng.random() < 0.25:
                 served = rng.choice(list(self.waiting))
-                self.policy.served(served)
+                self.policy.release(served)
                 del self.waiting[served]
             output = manager.prepare_store(keys[len(loads) :], context)
             self.policy.step()
@@ -136,7 +136,9 @@ def test_by_value_exactly_n_chunks_are_evicted_in_order_or_none(chunks: int) -> 
     assert chunks > 8 or sum(each.refusals for each in driven) > 0
 
 
-@pytest.mark.parametrize("method", ["store", "remove", "touch", "used", "choose", "evicted", "clear", "step", "wait", "served"])
+@pytest.mark.parametrize(
+    "method", ["store", "remove", "touch", "used", "choose", "evicted", "clear", "step", "wait", "release"]
+)
 def test_after_a_failure_of_ours_the_tier_is_vllms_lru_and_logs_it_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tier fails in the middle of a course by value; all later evictions are LRU's."""
 
@@ -162,8 +164,8 @@ def test_after_a_failure_of_ours_the_tier_is_vllms_lru_and_logs_it_once(method: 
         driven.manager.reset_cache()
     if method == "wait":
         driven.policy.wait("w", [])
-    if method == "served":
-        driven.policy.served("w")
+    if method == "release":
+        driven.policy.release("w")
     assert [type(failure) for failure in failures] == [Broken]
     assert driven.policy.tier is None
     lru = driven.policy.lru
@@ -255,7 +257,8 @@ def test_a_request_behind_a_cold_one_keeps_the_tiers_chunks_with_those_that_they
     engine.step()
     engine.step()
     hit = [key_of(block) for block in again.block_hashes[:10]]
-    assert list(tier.queue._needed) == [tier._chunks[key].block_id for key in hit]
+    numbers = {chunk.content: chunk.block_id for chunk in tier.queue}
+    assert list(tier.queue.needed) == [numbers[key] for key in hit]
     assert engine.scheduler.lpc.plugin.failures == 0
     engine.scheduler.finish_requests("again", RequestStatus.FINISHED_ABORTED)
     assert not tier.decides or tier.queue.tables is not None

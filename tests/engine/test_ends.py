@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
-from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
 from eviction_client.background import AtOnce
@@ -144,8 +143,7 @@ def error(walk: Walk) -> None:
 def preempted(walk: Walk) -> None:
     names = walk.crowd()
     for request in list(walk.scheduler.running):
-        walk.scheduler.running.remove(request)
-        walk.scheduler._preempt_request(request, walk.engine.now, drop_stale_output=True)
+        walk.engine.preempt(request, drop_stale_output=True)
     walk.abort(names[0])
 
 
@@ -230,7 +228,7 @@ def remote(walk: Walk) -> tuple[Remote, list[str]]:
 
 def loaded(walk: Walk) -> None:
     _, names = remote(walk)
-    walk.scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_recving=set(names)))
+    walk.engine.transferred(received=names)
 
 
 def load_failed(walk: Walk) -> None:
@@ -239,23 +237,23 @@ def load_failed(walk: Walk) -> None:
     first = walk.scheduler.requests[names[0]]
     first.num_computed_tokens = 0
     walk.scheduler.failed_recving_kv_req_ids.add(names[0])
-    walk.scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_recving=set(names)))
+    walk.engine.transferred(received=names)
 
 
 def abort_loading(walk: Walk) -> None:
     _, names = remote(walk)
     walk.abort(*names)
     assert walk.scheduler.requests
-    walk.scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_recving=set(names)))
+    walk.engine.transferred(received=names)
 
 
 def sent_later(walk: Walk) -> None:
     connector, names = remote(walk)
     connector.sends = True
-    walk.scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_recving=set(names)))
+    walk.engine.transferred(received=names)
     walk.steps(12)
     assert walk.scheduler.requests
-    walk.scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_sending=set(names)))
+    walk.engine.transferred(sent=names)
 
 
 ENDS = (
@@ -318,6 +316,6 @@ def test_the_walk_finds_what_runs() -> None:
     walk = Walk(asynchronous=False)
     walk.crowd()
     found = walk.left()
-    for table in ("_arrivals", "_arrived", "counted", "_requests", "_waiters"):
+    for table in ("plugin.requests", "counted", "_requests", "_waiters"):
         assert any(table in path for path in found), table
     walk.plugin.close()

@@ -22,7 +22,7 @@ def tokens_of(name: int, blocks: int) -> list[int]:
 
 
 def until_idle(engine: Engine) -> None:
-    while engine.scheduler.has_unfinished_requests() or engine._flying:
+    while engine.scheduler.has_unfinished_requests() or engine.in_flight:
         engine.step()
 
 
@@ -93,9 +93,9 @@ def test_the_prefix_of_an_aborted_request_is_evicted_in_its_turn() -> None:
     engine.add("cold", tokens_of(3, 15), 20)
     engine.add("again", tokens_of(1, 10), 1)
     engine.step()
-    assert engine.scheduler.lpc.queue._needed
+    assert engine.scheduler.lpc.queue.keeps
     engine.scheduler.finish_requests("again", RequestStatus.FINISHED_ABORTED)
-    assert not engine.scheduler.lpc.queue._needed and not engine.scheduler.lpc.queue.waiting
+    assert not engine.scheduler.lpc.queue.keeps and not engine.scheduler.lpc.queue.waiting
     until_idle(engine)
     engine.add("cold too", tokens_of(5, 15), 1)
     until_idle(engine)
@@ -112,7 +112,7 @@ def test_the_operators_file_also_releases_what_is_kept_already(tmp_path: Path) -
     engine.step()
     assert queue.waiting == 2 and queue.keeps
     switch.touch()
-    plugin._obey()
+    plugin.learner.switch.look()
     engine.now += 1.0
     engine.step()
     assert not queue.waiting and not queue.keeps
@@ -123,7 +123,7 @@ def test_the_operators_file_also_releases_what_is_kept_already(tmp_path: Path) -
     shown = values_of(engine.scheduler.lpc)
     assert shown["lpc_waited_requests", "evicted"] == 1 and shown["lpc_failures", ""] == 0
     switch.unlink()
-    plugin._obey()
+    plugin.learner.switch.look()
     engine.add("cold too", tokens_of(5, 15), 20)
     engine.add("again too", tokens_of(1, 10), 1)
     engine.step()

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from eviction_client.engines.vllm.free_queue import FreedLater, LearnedFreeQueue
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.hints import Retained
 from eviction_client.policy.queue.free_queue import DONE, HINTED, PREEMPTED, RENEWED_S
+from eviction_client.policy.request import TrackedRequest
 from lpc.model.curve import value_at
 from tests.engine.pools import CLASSES, TABLES, adopt, give_hash, ids, order, pool_of
 from tests.nightly import LONG
@@ -27,8 +27,8 @@ def chain_of(contents: Sequence[int]) -> list[bytes]:
     return [content.to_bytes(32, "big") for content in contents]
 
 
-def ended_with(chain: Sequence[bytes], *runs: tuple[int, int], retain_s: float = 0.0) -> FinishedRequest[bytes]:
-    return FinishedRequest("r", chain, len(chain), 0.0, spans_of(*runs), retain_s=retain_s)
+def ended_with(chain: Sequence[bytes], *runs: tuple[int, int], retain_s: float = 0.0) -> TrackedRequest[bytes]:
+    return TrackedRequest("r", blocks=chain, spans=spans_of(*runs), retain_s=retain_s)
 
 
 class QueueInTheRealPool(RuleBasedStateMachine):
@@ -212,10 +212,8 @@ def hashed_chain(blocks: Sequence[KVCacheBlock], first: int, *, group: int = 0, 
     return chain
 
 
-def parts(
-    queue: LearnedFreeQueue, blocks: Sequence[KVCacheBlock], ended: FinishedRequest[bytes]
-) -> list[tuple[list[int], int]]:
-    return [(ids(part), reuse_class) for part, reuse_class in queue._parts(list(reversed(blocks)), ended)]
+def parts(queue: LearnedFreeQueue, blocks: Sequence[KVCacheBlock], ended: TrackedRequest[bytes]) -> list[tuple[list[int], int]]:
+    return [(ids(part), reuse_class) for part, reuse_class in queue.parts(list(reversed(blocks)), ended)]
 
 
 def test_a_chain_is_split_where_its_runs_end() -> None:
@@ -262,4 +260,4 @@ def test_classes_apply_to_one_free_even_if_it_fails() -> None:
         queue.placing(ended_with([b"x"], (1, 3)), fail, blocks[:1])
     pool.free_blocks(blocks[1:])
     assert ids(queue.get_all_free_blocks()[-2:]) == ids(blocks)
-    assert queue._newest[3] is not None and queue._newest[0] is not None
+    assert {run.reuse_class for _, run in queue.places()} == {0, 3}

@@ -31,7 +31,7 @@ def serve(engine: Engine, kind: int, name: str) -> int:
     for number in range(PROMPTS):
         arguments = {"lpc_retain_seconds": 3000.0} if kind == 0 else None
         engine.add(f"{name} {number}", prompt(kind, number), 2, arguments, "a" if kind == 0 else "b")
-        while engine.scheduler.has_unfinished_requests() or engine._flying:
+        while engine.scheduler.has_unfinished_requests() or engine.in_flight:
             engine.step()
     return engine.outcome.cached - before
 

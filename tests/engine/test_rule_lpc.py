@@ -92,21 +92,14 @@ def in_vllm(asked: list[Asked]) -> tuple[list[int], list[float]]:
     )
     content_of: dict[bytes, int] = {}
     evicted: list[int] = []
-    stock = engine.pool._maybe_evict_cached_block
-
-    def note(block: Any) -> bool:
-        if block.block_hash is not None:
-            evicted.append(content_of[bytes(block.block_hash)[:-4]])
-        return bool(stock(block))
-
-    engine.pool._maybe_evict_cached_block = note
+    engine.on_evicted.append(lambda name: evicted.append(content_of[bytes(name)[:-4]]))
     ends = []
     for number, one in enumerate(asked):
         engine.now += one.pause_s
         tokens = [6 + content for content in one.contents for _ in range(BLOCK)]
         request = engine.add(f"{number}", [*tokens, 5], 3)
         content_of.update(zip(request.block_hashes, one.contents, strict=False))
-        while engine.scheduler.has_unfinished_requests() or engine._flying:
+        while engine.scheduler.has_unfinished_requests() or engine.in_flight:
             engine.step()
         ends.append(engine.now)
     plugin = engine.scheduler.lpc.plugin

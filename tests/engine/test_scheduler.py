@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from eviction_client.background import AtOnce
@@ -42,29 +41,17 @@ at_night_also_asynchronous = pytest.mark.parametrize(
 
 def classes_of(engine: Engine) -> dict[int, int]:
     """Return the reuse class of each free block with content."""
-    queue, found, number = engine.pool.free_block_queue, {}, None
-    for block in queue:
-        run = queue._run_of.get(block.block_id)
-        number = number if run is None else run.reuse_class
-        if number is not None:
-            found[block.block_id] = number
-    return found
+    return {block.block_id: run.reuse_class for block, run in engine.pool.free_block_queue.places()}
 
 
 def ages_of(engine: Engine) -> dict[int, float]:
     """Return the seconds since the last use of each free block with content."""
-    queue, found, used = engine.pool.free_block_queue, {}, None
-    for block in queue:
-        run = queue._run_of.get(block.block_id)
-        used = used if run is None else run.used
-        if used is not None:
-            found[block.block_id] = engine.now - used
-    return found
+    return {block.block_id: engine.now - run.used for block, run in engine.pool.free_block_queue.places()}
 
 
 def finish(engine: Engine, name: str, tokens: Sequence[int] = range(6, 46), arguments: dict[str, Any] | None = None) -> Any:
     request = engine.add(name, tokens, 3, arguments)
-    while engine.scheduler.has_unfinished_requests() or engine._flying:
+    while engine.scheduler.has_unfinished_requests() or engine.in_flight:
         engine.step()
     return request
 
@@ -89,7 +76,7 @@ def test_under_lru_the_order_equals_stocks_block_by_block(tell: int | None, asyn
     assert (window or stock.preempted > 0) and len(stock.evicted) > 1000
     assert ours.evicted == stock.evicted
     assert ours.outputs == stock.outputs
-    assert engine.scheduler.lpc.plugin.policy.refits > 0 and engine.scheduler.lpc.plugin.failures == 0
+    assert engine.scheduler.lpc.plugin.policy.fits.count > 0 and engine.scheduler.lpc.plugin.failures == 0
 
 
 @at_night_also_asynchronous
@@ -295,7 +282,7 @@ def test_many_hints_retain_no_more_than_their_share_of_the_cache(window: int | N
     for wave in range(10):
         for n in range(4):  # the same prompt: concurrent requests may compute, and hold, the same content twice
             engine.add(f"{wave}-{n}", range(6 + wave, 6 + wave + 2 * BLOCK), 3, {"lpc_retain_seconds": 3600})
-        while engine.scheduler.has_unfinished_requests() or engine._flying:
+        while engine.scheduler.has_unfinished_requests() or engine.in_flight:
             engine.step()
 
     def retained() -> set[int]:
@@ -315,8 +302,7 @@ def test_a_preempted_requests_blocks_go_last_and_are_not_pinned(rule: str) -> No
     finish(engine, "kept")
     request = engine.add("b", list(range(100, 200)), 50)
     engine.step()
-    engine.scheduler.running.remove(request)
-    engine.scheduler._preempt_request(request, engine.now)
+    engine.preempt(request)
     queue = engine.pool.free_block_queue
     preempted = [block.block_id for block in queue.get_all_free_blocks()[-6:]]
     assert {classes_of(engine)[block] for block in preempted} == {PREEMPTED}
@@ -339,7 +325,7 @@ def test_a_deferred_free_keeps_its_classes_and_its_age_counts_from_the_free() ->
     scheduler.finish_requests("a", RequestStatus.FINISHED_STOPPED)
     assert scheduler.deferred_frees and not classes_of(engine)
     engine.now += 30
-    while engine._flying:
+    while engine.in_flight:
         engine.step()
     assert not scheduler.deferred_frees
     assert [(key.gap, key.group) for key in keys_of(engine)] == [(0, 3)] * 5
@@ -362,7 +348,7 @@ def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_classes(
         engine.step()
     assert scheduler.requests["a"].is_finished() and not classes_of(engine)
     engine.now += 30
-    scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_sending={"a"}))
+    engine.transferred(sent={"a"})
     assert "a" not in scheduler.requests
     assert [(key.gap, key.group) for key in keys_of(engine)] == [(0, 3)] * 5
     assert max(ages_of(engine).values()) < 1.0
@@ -400,7 +386,7 @@ def test_while_the_operators_file_exists_evictions_and_service_equal_stocks(asyn
     assert engine.scheduler.waiting.overtaking == 0 and values_of(engine.scheduler.lpc)["lpc_lru_forced", ""] == 1
     assert plugin.tables is None and plugin.policy.reused > 0 and plugin.failures == 0
     switch.unlink()
-    plugin._ticked_at = -math.inf
+    plugin.learner.ticked_at = -math.inf
     predicted(engine, 3)
     finish(engine, "looks for the file")
     engine.now += 1.0
@@ -427,7 +413,7 @@ def test_with_a_background_thread_nothing_fails_and_all_requests_are_learned(asy
     engine.run(made)
     plugin = engine.scheduler.lpc.plugin
     assert plugin.settle() and plugin.failures == 0
-    assert plugin.policy.reused > 50 and not plugin._arrivals
+    assert plugin.policy.reused > 50 and not plugin.requests
 
 
 def test_an_engine_keeps_a_prefix_that_another_engine_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,22 +424,21 @@ def test_an_engine_keeps_a_prefix_that_another_engine_uses(tmp_path: Path, monke
         for engine, kept_s in ((there, 600.0), (here, 0.0)):
             plugin = engine.scheduler.lpc.plugin
             highest = plugin.policy.classes - 1
-            plugin._retain_s = [kept_s] * highest + [600.0]
-            plugin._by_retain = sorted((seconds, number) for number, seconds in enumerate(plugin._retain_s))
-            plugin.policy._fitted_at = math.inf
+            plugin.pool.set_retain_s([kept_s] * highest + [600.0], highest + 1)
+            plugin.policy.fits.latest = math.inf
         for name in ("one", "two"):
             finish(there, name, [*prefix, *range(100 + 50 * len(name), 132 + 50 * len(name))], {"session_id": name})
             plugin = there.scheduler.lpc.plugin
-            assert plugin.settle() and plugin.store.flush()
+            assert plugin.settle() and plugin.pool.store.flush()
         hooks = here.scheduler.lpc
         finish(here, "three", [*prefix, *range(150, 182)], {"session_id": "three"})
         here.add("four", [*prefix, *range(200, 232)], 40, {"session_id": "four"})
         here.step()
-        until(lambda: hooks.plugin._pooled)
+        until(lambda: hooks.plugin.pool.elsewhere)
         while here.scheduler.has_unfinished_requests():
             here.step()
         # The three blocks of the common prefix, but none of this engine's private blocks.
         found = sorted(classes_of(here).values())[-4:]
-        assert found[0] < highest and found[1:] == [highest] * 3 and hooks.plugin.raised == 1
+        assert found[0] < highest and found[1:] == [highest] * 3 and hooks.plugin.pool.raised == 1
         for engine in (there, here):
             engine.scheduler.shutdown()

@@ -94,7 +94,7 @@ def test_random_traffic_leaves_nothing_and_takes_a_bounded_number_of_bytes(
         assert weigh(hooks, beyond=beyond) - before < MOST_BYTES
         assert {path: size for path, size in tables(hooks, beyond=beyond).items() if size > MOST_TABLE_BYTES} == {}
         plugin, queue = traffic.plugin, traffic.engine.pool.free_block_queue
-        assert plugin.store.flush() and plugin.store.written > 0 == plugin.store.failures == plugin.failures
+        assert plugin.pool.store.flush() and plugin.pool.store.written > 0 == plugin.pool.store.failures == plugin.failures
         assert not queue.waiting and len(queue.get_all_free_blocks()) == queue.num_free_blocks == 59
         traffic.scheduler.shutdown()
 

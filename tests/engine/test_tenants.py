@@ -52,8 +52,7 @@ def test_a_floor_protects_what_its_blocks_continue_also_when_a_preempted_request
     while long.request_id in scheduler.requests:
         engine.step()
     names = [bytes(name) + bytes(4) for name in long.block_hashes]
-    scheduler.running.remove(other)
-    scheduler._preempt_request(other, engine.now)
+    engine.preempt(other)
     scheduler.finish_requests("stops", RequestStatus.FINISHED_ABORTED)
     for number in range(8):
         tokens = [9 + (number * 37 + place * (number + 3)) % 240 for place in range(20 * BLOCK)]

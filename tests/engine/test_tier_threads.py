@@ -17,7 +17,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
-from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.request import TrackedRequest
 from testing.bare_scheduler import BLOCK, Engine, vllm_config
 from testing.cpu_tier import connector
 from tests.engine import polled_tier
@@ -152,18 +152,18 @@ def test_the_scheduler_never_waits_for_an_eviction_in_another_thread_and_changes
     assert policy.find(chain, 2) == [key_of(block) for block in chain]
     found = [key_of(chain[2])]
     policy.wait("r", found)
-    tier.ended(FinishedRequest("other", chain, 4, side.now, spans_of((4, 2))))
+    tier.finished(TrackedRequest("other", blocks=chain, at=side.now, spans=spans_of((4, 2))))
     assert policy.step(), "work is left"
     policy.wait("gone", found)
-    policy.served("gone")
-    assert list(tier.queue.eviction_order()) == before and not tier.queue.keeps and not tier._ended
+    policy.release("gone")
+    assert list(tier.queue.eviction_order()) == before and not tier.queue.keeps and not tier.unreported
     point.go_on.set()
     evicting.join(patiently())
     assert [key for key, _ in gone] == [key_of(chain[3])]
     policy.step()
-    assert tier.queue.keeps and list(tier._ended) == ["other"]
+    assert tier.queue.keeps and list(tier.unreported) == ["other"]
     assert [key[:-4] for key in tier.order()] == [chain[1], chain[0], chain[2]], "the waiting request's chunk is last"
-    policy.served("r")
+    policy.release("r")
     assert not tier.queue.keeps
 
 
@@ -189,7 +189,7 @@ def test_a_tier_that_fails_in_another_thread_raises_nothing_in_the_scheduler() -
         lambda policy: policy.step(),
         lambda policy: policy.find([b"a" * 32], 0),
         lambda policy: policy.wait("r", [key]),
-        lambda policy: policy.served("r"),
+        lambda policy: policy.release("r"),
         lambda policy: policy.on_request_finished(((key,),), set(), set(), context),
         lambda policy: policy.evict(0, set()),
         lambda policy: policy.clear(),

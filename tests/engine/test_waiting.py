@@ -90,7 +90,7 @@ def test_every_output_equals_stocks(asynchronous: bool, window: int | None) -> N
     assert queue_of(engine).overtaking > 20
     assert window or ours.preempted > 0
     assert queue_of(engine).warm_first and engine.scheduler.lpc.plugin.failures == 0
-    assert not queue_of(engine)._blocks and not queue_of(engine)._begun and not queue_of(engine)._popped
+    assert queue_of(engine).tracked == 0
 
 
 @pytest.mark.parametrize("interval", [2, 5])
@@ -108,7 +108,7 @@ def test_with_a_prefill_interval_outputs_equal_stocks_and_the_most_cached_goes_f
     assert ours.outputs == stock.outputs and len(ours.outputs) == sum(map(len, made.values()))
     assert queue_of(engine).overtaking > 20
     assert queue_of(engine).warm_first and engine.scheduler.lpc.plugin.failures == 0
-    assert not queue_of(engine)._blocks and not queue_of(engine)._begun and not queue_of(engine)._popped
+    assert queue_of(engine).tracked == 0
 
 
 def test_the_bound_is_seconds_of_an_engine_that_holds_prompts_back(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_an_engine_whose_hits_also_depend_on_outputs_of_layers_stays_first_come_
 def warm_and_cold(engine: Engine, *, cold_tokens: int) -> None:
     """Let one request run and two wait: first a cold one, then a warm one."""
     engine.add("first", range(6, 6 + 10 * BLOCK), 2)
-    while engine.scheduler.has_unfinished_requests() or engine._flying:
+    while engine.scheduler.has_unfinished_requests() or engine.in_flight:
         engine.step()
     engine.add("running", range(50, 150), 30)
     engine.step()
@@ -180,7 +180,7 @@ def test_requests_overtake_only_while_it_thrashes(rounds: int, expected: list[st
     for number in range(rounds * 30):
         first = 200 + number % 30
         engine.add(f"{number}", [first, *range(300, 300 + 10 * BLOCK)], 2)
-        while engine.scheduler.has_unfinished_requests() or engine._flying:
+        while engine.scheduler.has_unfinished_requests() or engine.in_flight:
             engine.step()
     assert engine.scheduler.lpc.plugin.settle()
     repeated = values_of(engine.scheduler.lpc)["lpc_repeated_prefill", ""]

@@ -12,9 +12,9 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from eviction_client.engines.vllm_cpu import MODULE, POLICY
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy, policies_made
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.free_queue import Table
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.tier import ChunkTier
 from lpc.model.curve import KNOTS
 from tests.spans import spans_of
@@ -62,7 +62,7 @@ class Side:
         context = self.context(request, chain)
         if self.tier is not None:
             wanted = runs or ((len(chain), MIDDLE),)
-            self.tier.ended(FinishedRequest(str(request), list(chain), len(chain), self.now, spans_of(*wanted)))
+            self.tier.finished(TrackedRequest(str(request), blocks=list(chain), at=self.now, spans=spans_of(*wanted)))
         self.manager.on_request_finished(context)
         del self._contexts[request]
 

@@ -16,9 +16,9 @@ from eviction_client.engines.sglang.building import build
 from eviction_client.engines.sglang.versions import OTHER_ORDERS, unsuitable
 from eviction_client.plugin import Plugin
 from eviction_client.plugin_metrics import values_of_plugin
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.free_queue import Table
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.model.curve import KNOTS
@@ -91,7 +91,7 @@ class Fixed(Policy[Any]):
     def tables(self) -> Sequence[Table] | None:
         return None if self.lru else self._fixed
 
-    def finished(self, *args: Any, group: int = 0, **more: Any) -> FinishedRequest[Any]:
+    def finished(self, *args: Any, group: int = 0, **more: Any) -> TrackedRequest[Any]:
         found = super().finished(*args, group=group, **more)
         for span in found.spans:
             if 0 < group <= len(self._by_group) and span.reuse_class >= 0:
@@ -101,7 +101,7 @@ class Fixed(Policy[Any]):
 
 def values(cache: Cache, *by_group: Table) -> Fixed:
     """Order by these tables of the predicted groups, from 1 on, instead of by learned ones."""
-    cache.plugin.policy = policy = Fixed(cache.plugin, by_group)
+    cache.plugin.learner.policy = policy = Fixed(cache.plugin, by_group)
     return policy
 
 
@@ -262,7 +262,7 @@ def test_the_operators_file_releases_prefixes_of_waiting_requests(clock: Clock, 
     cache.serve("3", tokens(3))
     assert cache.cached(tokens(0)) == 100
     (tmp_path / "lru").touch()
-    cache.plugin._obey()
+    cache.plugin.learner.switch.look()
     for i in range(4, 7):
         clock[0] += 1
         cache.serve(str(i), tokens(i))

@@ -153,7 +153,7 @@ def test_blocks_no_longer_needed_return_to_their_eviction_order() -> None:
         clock.now += 5.0
     queue.wait("aborted", [2, 0])
     assert ids(queue.popleft_n(1)) == [1]
-    queue.served("aborted")
+    queue.release("aborted")
     queue.insert([Block(1)], 0, clock.now)
     assert ids(queue.popleft_n(4)) == [0, 2, 3, 1]
 
@@ -164,7 +164,7 @@ def test_a_request_that_waits_twice_needs_only_its_later_blocks_and_releases_the
     queue.wait("r", [1, 2])
     queue.wait("r", [2, 3])
     assert queue.waiting == 1 and ids(queue.popleft_n(2)) == [1, 4]
-    queue.served("r")
+    queue.release("r")
     assert not queue.keeps and not queue.waiting and len(queue) == 2
 
 
@@ -215,7 +215,7 @@ class Machine(RuleBasedStateMachine):
         for name in self.waiting[request]:
             if name in self.free:
                 self.queue.remove(self.free.pop(name)[0])
-        self.queue.served(request)
+        self.queue.release(request)
         del self.waiting[request]
 
     @rule(seconds=st.floats(0.3, 60.0))
@@ -394,7 +394,7 @@ def test_a_block_is_evicted_after_all_that_continues_it(limit: float) -> None:
             if rng.random() < 0.15:
                 pool.queue.wait(number % 7, ids(pool.hits(pool.path())))
             if rng.random() < 0.15:
-                pool.queue.served(rng.randrange(7))
+                pool.queue.release(rng.randrange(7))
             if rng.random() < 0.6:
                 pool.start()
             if pool.running and rng.random() < 0.6:
@@ -419,7 +419,7 @@ def test_cleared_blocks_go_first_in_their_eviction_order() -> None:
     queue.clear()
     queue.insert([Block(5)], DONE, clock.now)
     assert ids(list(queue.eviction_order())) == ids(queue.popleft_n(5)) == [4, 3, 2, 1, 5] and not queue.num_runs
-    queue.served("r")
+    queue.release("r")
 
 
 @pytest.mark.timeout(20)
@@ -520,7 +520,7 @@ def test_a_prefix_that_nobody_waits_for_any_more_goes_after_all_that_continues_i
     queue.insert([prefix], DONE, clock.now)
     queue.wait("r", [0])
     queue.set_aside([prefix])
-    queue.served("r")
+    queue.release("r")
     assert ids(list(queue.eviction_order())) == ids(queue.popleft_n(4)) == [2, 1, 0, 3]
 
 
@@ -534,6 +534,6 @@ def test_blocks_that_no_request_needs_any_more_stay_together_if_others_continue_
     branch = queue.insert([Block(5)], 1, 30.0)
     queue.continues(chain[1], branch)
     queue.insert([Block(7)], 0, 40.0)
-    queue.served("request")
+    queue.release("request")
     assert [block.block_id for block in queue.eviction_order()] == [3, 5, 2, 1, 7]
     assert ids(queue.popleft_n(5)) == [3, 5, 2, 1, 7]

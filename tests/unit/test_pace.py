@@ -78,6 +78,13 @@ class InAThread:
         pass
 
 
+class Never(InAThread):
+    """Runs no round."""
+
+    def wake(self) -> None:
+        pass
+
+
 def chain(name: int, blocks: int = BLOCKS) -> list[BlockHash]:
     return [BlockHash(Counted(f"{name}-{place}".rjust(31).encode() + bytes([place % 256]))) for place in range(blocks)]
 
@@ -110,7 +117,7 @@ def test_the_background_pauses_within_each_walk_over_a_long_prompt(pauses: Pause
         )
         assert len(pauses.between) > 5 * BLOCKS / pace.PIECE
         assert max([*pauses.between, Counted.looked_up]) <= MOST_HASHED
-    assert plugin.failures == plugin.guard_failures == 0
+    assert plugin.failures == plugin.learner.guard_failures == 0
 
 
 def test_the_schedulers_thread_looks_up_few_blocks_of_a_long_prompt(pauses: Pauses, tmp_path: Path) -> None:
@@ -120,9 +127,8 @@ def test_the_schedulers_thread_looks_up_few_blocks_of_a_long_prompt(pauses: Paus
         block_tokens=16,
         predictor=ScriptedPredictor(lambda _: 1),
         store=MemoryStore(),
-        background=InAThread,
+        background=Never,
     )
-    plugin._background.wake = lambda: None  # type: ignore[method-assign]
     blocks, others = chain(1), chain(1, 3) + chain(2)
     for number in range(40):
         plugin.finished(f"other {number}", completed=True, blocks=others, prompt_blocks=len(others))

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,12 +10,12 @@ import pytest
 from eviction_client.background import AtOnce
 from eviction_client.plugin import Plugin
 from eviction_client.policy.features import gap_class
-from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.fits import REFIT_S
 from eviction_client.policy.guard import Guard
 from eviction_client.policy.hints import Hints
-from eviction_client.policy.policy import REFIT_S
 from eviction_client.policy.queue.free_list import Block
 from eviction_client.policy.queue.free_queue import DONE, FreeQueue
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.spans import Span
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
@@ -51,7 +51,7 @@ class Bench:
 
     def finish(
         self, name: str, blocks: Sequence[BlockHash], *, completed: bool = True, **more: object
-    ) -> FinishedRequest[BlockHash]:
+    ) -> TrackedRequest[BlockHash]:
         return self.plugin.finished(name, completed=completed, blocks=blocks, prompt_blocks=len(blocks), **more)  # type: ignore[arg-type]
 
     def serve(self, name: str, blocks: Sequence[BlockHash], group: int | None = None, **more: object) -> list[Span]:
@@ -120,7 +120,7 @@ def test_the_queue_gets_the_tables_of_the_rule_in_force_from_the_start(bench: Be
     before = queue.tables
     bench.plugin.set_rule(queue)
     assert queue.tables is bench.plugin.tables is not before
-    assert bench.plugin.policy.refits >= 240 * 2 / REFIT_S - 1
+    assert bench.plugin.policy.fits.count >= 240 * 2 / REFIT_S - 1
     assert bench.plugin.policy.reused == 200
 
 
@@ -176,8 +176,9 @@ def test_a_prefix_that_another_engines_conversations_hold_lies_in_the_class_that
         for there in ("one", "two") if held else ():
             store.record(ConversationId(there), shared, bench.now + 4000.0)
         (span,) = fetched_after(bench, shared, "here", "here")
-        benches.append(bench.plugin._retain_s[span.reuse_class])
-        assert (bench.plugin.raised > 0) == held and bench.plugin.failures == 0
+        assert bench.plugin.pool is not None
+        benches.append(bench.plugin.pool.retain_s(span.reuse_class))
+        assert (bench.plugin.pool.raised > 0) == held and bench.plugin.failures == 0
     assert benches[0] < benches[1]
 
 
@@ -186,7 +187,8 @@ def test_the_store_learns_until_when_each_span_is_worth_its_room() -> None:
     bench = Bench(store)
     bench.loop(600, 3, every_s=0.5)
     spans = bench.serve("b", [*chain("suite", 0, 1), *chain("new", 0, 2)], session="s")
-    wanted = [bench.now + bench.plugin._retain_s[span.reuse_class] for span in spans for _ in range(span.end)][:3]
+    assert bench.plugin.pool is not None
+    wanted = [bench.now + bench.plugin.pool.retain_s(span.reuse_class) for span in spans for _ in range(span.end)][:3]
     assert [span.end for span in spans] == [1, 3]
     assert store.retain_until([*chain("suite", 0, 1), *chain("new", 0, 2)])[1:] == pytest.approx([wanted[-1]] * 2)
 
@@ -215,7 +217,7 @@ def guarded_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 @pytest.mark.parametrize(
     "part",
     [
-        "eviction_client.policy.reuse_monitor.ReuseMonitor.arrived",
+        "eviction_client.policy.reuse_monitor.ReuseMonitor.started",
         "eviction_client.policy.reuse_monitor.ReuseMonitor.finished",
         "eviction_client.policy.ghosts.Ghosts.observe",
         "eviction_client.policy.policy.Policy.refitting",
@@ -232,7 +234,7 @@ def test_after_a_failure_of_the_background_the_order_is_lru(
         if part.endswith((".finished", ".observe")):
             bench.finish("s", chain("s", 0, 2))
     assert bench.plugin.rule == bench.plugin.tiers[0].rule == "lru" and bench.plugin.tables is None
-    assert bench.plugin.failures == bench.plugin.guard_failures == 1
+    assert bench.plugin.failures == bench.plugin.learner.guard_failures == 1
     assert "KeyError" in caplog.text and "test_plugin.py" in caplog.text and SECRET not in caplog.text
     assert bench.plugin.settle(0.0), "the request that failed is not waited for"
 
@@ -266,7 +268,7 @@ def test_state_of_requests_is_bounded_for_any_dropped_request(monkeypatch: pytes
     bench = Bench(MemoryStore())
     for number in range(200):
         bench.admit(f"never ends {number}", chain("n", number, 2))
-    assert len(bench.plugin._arrivals) == 50
+    assert len(bench.plugin.requests) == 50
 
 
 def test_a_prompt_that_was_computed_in_part_leaves_what_was_computed(bench: Bench) -> None:
@@ -302,38 +304,66 @@ def test_an_impossible_key_is_counted_and_ignored(key: float) -> None:
     bench = Bench(MemoryStore())
     blocks = chain("a", 0, 2)
     own = bench.serve("b", chain("b", 0, 2))
-    bench.plugin._pooled[blocks[-1]] = key
+    assert bench.plugin.pool is not None
+    bench.plugin.pool.elsewhere[blocks[-1]] = key
     assert bench.serve("a", blocks) == own
-    assert bench.plugin.implausible == 1
+    assert bench.plugin.pool.implausible == 1
 
 
 def test_a_failure_of_what_shows_metrics_does_not_change_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = guarded_bench(monkeypatch)
-    bench.plugin.on_tick.append(fail)
-    bench.plugin._ticked_at = -math.inf
+    bench.plugin.learner.on_tick.append(fail)
+    bench.plugin.learner.ticked_at = -math.inf
     bench.serve("s", chain("s", 0, 1))
-    assert bench.plugin.rule == "value" and (bench.plugin.failures, bench.plugin.guard_failures) == (1, 0)
+    assert bench.plugin.rule == "value" and (bench.plugin.failures, bench.plugin.learner.guard_failures) == (1, 0)
 
 
 class Later(AtOnce):
-    """Runs a round when the test asks for it."""
+    """Runs a round when the test asks for it.
+
+    Attributes:
+        round: runs one of the last plug-in.
+    """
+
+    round: Callable[[], None]
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(work)
+        Later.round = staticmethod(work)
 
     def wake(self) -> None:
         pass
 
-    def round(self) -> None:
-        super().wake()
+
+def test_a_request_that_ends_before_its_prompt_was_looked_at_has_new_blocks_and_its_tokens_are_counted() -> None:
+    bench, blocks = Bench(background=Later), chain("a", 0, 4)
+    plugin = bench.plugin
+    bench.serve("first", blocks)
+    Later.round()
+    bench.now += 30.0
+    plugin.started("second", blocks, cached=0)
+    ended = bench.finish("second", blocks, token_ids=range(65))
+    assert not ended.seen and [span.features.gap for span in ended.parts] == [0]
+    assert [(span.end, span.reuse_class) for span in ended.spans] == [(4, ended.newest)]
+    Later.round()
+    assert (plugin.misses.tokens["evicted"], plugin.misses.tokens["short"]) == (64, 1)
+    assert plugin.policy.reused == 1
+    bench.now += 30.0
+    plugin.started("third", blocks)
+    Later.round()
+    seen = bench.finish("third", blocks)
+    assert seen.seen and [span.features.gap for span in seen.parts[:1]] == [gap_class(30.0)]
+    assert plugin.failures == plugin.learner.guard_failures == 0
 
 
 def test_nothing_stays_of_requests_whose_ends_were_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eviction_client.plugin.MAX_WAITING", 10)
+    monkeypatch.setattr("eviction_client.events.MAX_WAITING", 10)
     bench = Bench(background=Later)
-    plugin, background = bench.plugin, bench.plugin._background
-    assert isinstance(background, Later)
+    plugin = bench.plugin
     plugin.add_tier("below", 800, blocks=800, prompts_only=False)
     for number in range(4):
         plugin.started(f"early {number}", chain(f"early {number}", 0, 3), kept=True, cached=16)
-    background.round()
+    Later.round()
     assert names_in(plugin, lambda one: isinstance(one, str) and one.startswith("early"))
     for number in range(4):
         bench.finish(f"early {number}", chain(f"early {number}", 0, 3))
@@ -341,17 +371,17 @@ def test_nothing_stays_of_requests_whose_ends_were_dropped(monkeypatch: pytest.M
         plugin.started(f"late {number}", chain(f"late {number}", 0, 3), kept=True, cached=16)
     for number in range(12):
         bench.finish(f"late {number}", chain(f"late {number}", 0, 3))
-    background.round()
+    Later.round()
     for tier in plugin.tiers:
-        tier._ended.clear()  # the tier's own code reports these
+        tier.unreported.clear()  # the tier's own code reports these
     assert not names_in(plugin, lambda one: isinstance(one, str) and one.startswith(("early", "late")))
-    assert plugin.failures == plugin.guard_failures == 0
+    assert plugin.failures == plugin.learner.guard_failures == 0
 
 
 def test_the_operators_file_forces_lru_until_it_is_gone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("eviction_client.plugin.TICK_S", 0.0)
+    monkeypatch.setattr("eviction_client.learner.TICK_S", 0.0)
     switch = tmp_path / "lru"
     bench = Bench(lru_file=switch)
     bench.loop(40, 6, every_s=2.0)

@@ -26,13 +26,13 @@ from eviction_client.policy.features import (
     odds_group,
     turn_group,
 )
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.frequent import COUNTED, Frequent
 from eviction_client.policy.ghosts import GhostCache, sampling_of
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.free_list import Block
 from eviction_client.policy.queue.free_queue import DONE, FreeQueue
-from eviction_client.policy.reuse_monitor import MEAN_GAP_S, REMEMBERED, SHARED_FROM, Arrival
+from eviction_client.policy.request import TrackedRequest
+from eviction_client.policy.reuse_monitor import MEAN_GAP_S, REMEMBERED, SHARED_FROM
 from eviction_client.policy.rules import RULES
 from eviction_client.policy.rules.lpc import LOG_ODDS_STEP, MOST_LOG_ODDS, lpc_tables
 from eviction_client.policy.rules.mq import mq_tables
@@ -55,12 +55,16 @@ class Bench:
             capacity, block_tokens=16, clock=self.clock, rule=rule, sample=lambda blocks, _: list(blocks), **more
         )
 
-    def arrive(self, prompt: Sequence[object]) -> Arrival:
-        return self.policy.arrived(prompt, self.clock.now)
+    def start(self, prompt: Sequence[object], tenant: str = "") -> TrackedRequest[Any]:
+        request: TrackedRequest[Any] = TrackedRequest("r", prompt, started_at=self.clock.now, tenant=tenant)
+        self.policy.started(request)
+        return request
 
-    def serve(self, prompt: Sequence[object], reply: Sequence[object] = (), **more: Any) -> FinishedRequest[Any]:
-        arrival = self.arrive(prompt)
-        finished = self.policy.finished("r", [*prompt, *reply], len(prompt), self.clock.now, arrival=arrival, **more)
+    def serve(
+        self, prompt: Sequence[object], reply: Sequence[object] = (), *, tenant: str = "", **more: Any
+    ) -> TrackedRequest[Any]:
+        request = self.start(prompt, tenant)
+        finished = self.policy.finished(request, [*prompt, *reply], len(prompt), self.clock.now, **more)
         self.policy.learn(finished)
         if self.refits and self.policy.refit_due(self.clock.now):
             self.refit()
@@ -69,7 +73,7 @@ class Bench:
     def refit(self) -> None:
         self.policy.refit(self.clock.now)
 
-    def table(self, finished: FinishedRequest[Any], span: int = -1) -> Sequence[float]:
+    def table(self, finished: TrackedRequest[Any], span: int = -1) -> Sequence[float]:
         tables = self.policy.tables
         assert tables is not None
         return tables[finished.spans[span].reuse_class]
@@ -85,9 +89,9 @@ def test_a_prompt_falls_into_spans_by_the_gap_since_each_block_was_used() -> Non
     bench.clock.now = 98.0
     bench.serve([*system, "other"])
     bench.clock.now = 100.0
-    arrival = bench.arrive([*system, *history, "new"])
-    assert [(span.end, span.features.gap) for span in arrival.gap_spans] == [(2, gap_class(2.0)), (5, gap_class(100.0)), (6, 0)]
-    assert (arrival.old, arrival.new_blocks, arrival.blocks) == (5, 1, 6)
+    request = bench.start([*system, *history, "new"])
+    assert [(span.end, span.features.gap) for span in request.gap_spans] == [(2, gap_class(2.0)), (5, gap_class(100.0)), (6, 0)]
+    assert (request.old, request.new_blocks, request.size) == (5, 1, 6)
 
 
 def test_turns_are_recognised_by_the_blocks_of_earlier_prompts_and_replies() -> None:
@@ -99,7 +103,7 @@ def test_turns_are_recognised_by_the_blocks_of_earlier_prompts_and_replies() -> 
     for turn in range(1, LAST_TURN + 4):
         chain.append(f"prompt {turn}")
         finished = bench.serve(chain, [f"reply {turn}"])
-        assert finished.arrival.turn == min(turn, LAST_TURN + 1)
+        assert finished.turn == min(turn, LAST_TURN + 1)
         assert finished.parts[-1].features.turn == turn_group(turn)
         chain.append(f"reply {turn}")
         bench.clock.now += 30.0
@@ -108,7 +112,7 @@ def test_turns_are_recognised_by_the_blocks_of_earlier_prompts_and_replies() -> 
 def test_a_first_turn_whose_prompt_has_no_full_block_is_recognised_by_its_reply() -> None:
     bench = Bench()
     bench.serve([], ["reply"])
-    assert bench.arrive(["reply", "more"]).turn == 2
+    assert bench.start(["reply", "more"]).turn == 2
 
 
 @pytest.mark.parametrize("rewritten", [False, True], ids=["replies sent back", "replies rewritten"])
@@ -142,7 +146,7 @@ def test_uses_are_forgotten_when_requests_have_used_more_than_the_remembered_num
     for _ in range(REMEMBERED * 10 + 1):
         bench.serve(["other"])
     assert [level() for _ in range(4)] == [0, 1, 1, 2]
-    assert bench.arrive(["hot"]).gap_spans[0].features.gap, "the last use is remembered"
+    assert bench.start(["hot"]).gap_spans[0].features.gap, "the last use is remembered"
 
 
 def test_log_odds_fall_into_groups_by_whole_numbers() -> None:
@@ -189,11 +193,11 @@ def test_a_part_that_is_done_is_cut_from_the_other_spans_at_any_depth() -> None:
 def test_a_request_that_was_aborted_in_its_prefill_leaves_what_was_computed() -> None:
     bench = Bench()
     bench.serve(["a", "b", "c"])
-    arrival = bench.arrive(["a", "b", "c", "d", "e"])
-    finished = bench.policy.finished("r", ["a", "b"], 2, 1.0, arrival=arrival)
+    request = bench.start(["a", "b", "c", "d", "e"])
+    finished = bench.policy.finished(request, ["a", "b"], 2, 1.0)
     assert [span.end for span in finished.spans] == [2]
     bench.policy.learn(finished)
-    assert bench.policy.finished("r", [], 0, 1.0, arrival=arrival).spans == []
+    assert bench.policy.finished(request, [], 0, 1.0).spans == []
 
 
 def test_classes_get_numbers_when_needed_and_give_them_back() -> None:
@@ -248,9 +252,9 @@ def test_remembered_and_watched_blocks_are_bounded() -> None:
         bench.serve([f"prompt {turn}"])
         if turn % 100 == 0:
             bench.refit()
-    monitor = bench.policy._monitor
+    monitor = bench.policy.monitor
     assert len(monitor._uses) <= 16 * 40  # type: ignore[arg-type]
-    assert sum(len(watch.blocks) for watch in monitor._watches.values()) <= HORIZON_S / 10.0 + 101
+    assert monitor.watched <= HORIZON_S / 10.0 + 101
     assert len(bench.policy.ghosts.caches["lru"]) == 40
 
 
@@ -325,13 +329,13 @@ def test_a_right_prediction_also_retains_the_blocks_of_earlier_turns(rule: str) 
 def test_a_request_counts_for_its_cell_if_its_class_was_given_back_before_the_policy_learned_from_it() -> None:
     bench, hazards = Bench(), [0.1] * INTERVALS
     bench.policy.set_sidecar_curves("first", {1: hazards})
-    late = bench.policy.finished("late", ["a"], 1, 0.0, arrival=bench.arrive(["a"]), group=1)
+    late = bench.policy.finished(bench.start(["a"]), ["a"], 1, 0.0, group=1)
     bench.policy.set_sidecar_curves("second", {2: hazards})
-    other = bench.policy.finished("other", ["b"], 1, 0.0, arrival=bench.arrive(["b"]), group=2)
+    other = bench.policy.finished(bench.start(["b"]), ["b"], 1, 0.0, group=2)
     assert other.newest == late.newest, "the number has a new meaning"
     bench.policy.learn(late)
     bench.clock.now += 1.0
-    counts = finish(bench.policy._monitor.counts(bench.clock.now))
+    counts = finish(bench.policy.monitor.counts(bench.clock.now))
     assert list(counts) == [classes.cell_of(late.parts[-1].features)]
 
 
@@ -339,7 +343,7 @@ def test_frequent_tenants_have_classes_of_their_own_and_the_infrequent_ones_shar
     """Conversations of one tenant go on, those of another do not; prompts are alike."""
     bench, last = Bench(rule="own", refits=True), {}
 
-    def number(finished: FinishedRequest[Any]) -> int:
+    def number(finished: TrackedRequest[Any]) -> int:
         return finished.parts[-1].features.tenant
 
     for user in range(600):
@@ -385,7 +389,7 @@ def test_after_a_new_numbering_of_the_groups_the_other_features_keep_what_was_co
     before = value_at(bench.table(grouped), 70.0)
     bench.policy.set_sidecar_curves("two", {})
     bench.refit()
-    plain = bench.policy.finished("r", ["x"], 1, bench.clock.now, arrival=grouped.arrival)
+    plain = bench.policy.finished(grouped, ["x"], 1, bench.clock.now)
     assert value_at(bench.table(plain), 70.0) == pytest.approx(before, rel=0.3)
     for turn in range(400, 480):
         bench.clock.now = 10.0 * turn
@@ -415,7 +419,7 @@ def test_a_fit_never_holds_the_interpreter_for_long() -> None:
             pass
     finally:
         sys.settrace(before)
-    assert bench.policy.seen > 400
+    assert bench.policy.fits.seen > 400
     assert max(operations.values()) < 100_000 < 0.02 * operations.total()
 
 
@@ -550,7 +554,7 @@ def test_a_shared_block_has_the_highest_probability_now_of_the_conversations_tha
     bench = Bench(rule="lpc")
 
     def odds(p: float, age: float = 0.0) -> float:
-        return logit(p) - age / bench.policy._monitor.mean_gap_s
+        return logit(p) - age / bench.policy.monitor.mean_gap_s
 
     for user in range(SHARED_FROM):
         bench.serve(["system", f"early {user}"], log_odds=odds(0.02))
@@ -579,7 +583,7 @@ def shared_by_early_requests(rule: str, log_odds: float | None = logit(0.05)) ->
     return bench
 
 
-def odds_by_depth(finished: FinishedRequest[Any]) -> dict[int, float]:
+def odds_by_depth(finished: TrackedRequest[Any]) -> dict[int, float]:
     """Return the pooled log-odds of a request's blocks, by the depth up to which they hold."""
     found: dict[int, float] = {}
     for part in reversed(finished.parts):  # of parts without blocks the first
@@ -601,7 +605,7 @@ def test_the_first_few_that_share_a_prefix_leave_it_the_highest_probability(plac
         if user >= place > 0 or user > place:
             assert odds_by_depth(found)[2] == 2.94
     following = bench.serve(["s0", "s1", f"own {place}", "reply", "next"], log_odds=logit(0.05))
-    assert following.arrival.turn > 1 and odds_by_depth(following)[2] == -2.94
+    assert following.turn > 1 and odds_by_depth(following)[2] == -2.94
 
 
 @pytest.mark.parametrize("rule", ["lpc", "value", "auto"])
@@ -628,10 +632,10 @@ def test_a_prefix_of_ended_conversations_sinks_to_the_highest_of_those_that_rema
 @pytest.mark.parametrize("log_odds", [None, logit(0.05)], ids=["without a prediction", "unlikely"])
 def test_conversations_that_run_at_the_same_time_keep_each_others_claims(log_odds: float | None) -> None:
     bench = shared_by_early_requests("lpc")
-    arrivals = {user: bench.arrive(["s0", "s1", user]) for user in ("likely", "other", "later")}
+    started = {user: bench.start(["s0", "s1", user]) for user in ("likely", "other", "later")}
 
-    def end(user: str, log_odds: float | None) -> FinishedRequest[Any]:
-        finished = bench.policy.finished("r", ["s0", "s1", user], 3, 0.0, arrival=arrivals[user], log_odds=log_odds)
+    def end(user: str, log_odds: float | None) -> TrackedRequest[Any]:
+        finished = bench.policy.finished(started[user], ["s0", "s1", user], 3, 0.0, log_odds=log_odds)
         bench.policy.learn(finished)
         return finished
 
@@ -643,9 +647,9 @@ def test_conversations_that_run_at_the_same_time_keep_each_others_claims(log_odd
 
 def test_conversations_that_begin_a_new_prefix_at_the_same_time_keep_each_others_claims() -> None:
     bench = Bench(rule="lpc")
-    arrivals = {user: bench.arrive(["s0", "s1", user]) for user in ("likely", "other")}
+    started = {user: bench.start(["s0", "s1", user]) for user in ("likely", "other")}
     for user, p in (("likely", 0.95), ("other", 0.05)):
-        finished = bench.policy.finished("r", ["s0", "s1", user], 3, 0.0, arrival=arrivals[user], log_odds=logit(p))
+        finished = bench.policy.finished(started[user], ["s0", "s1", user], 3, 0.0, log_odds=logit(p))
         bench.policy.learn(finished)
     second = bench.serve(["s0", "s1", "other", "again"], log_odds=logit(0.05))
     assert odds_by_depth(second) == {2: 2.94, 3: -2.94, 4: -2.94}
@@ -657,7 +661,7 @@ def test_a_request_whose_prompt_was_not_looked_at_takes_no_claim_away() -> None:
     bench.serve(["s0", "s1", "own"], log_odds=logit(0.95))
 
     def unseen(chain: list[str]) -> None:
-        bench.policy.learn(bench.policy.finished("r", chain, len(chain), 0.0, log_odds=logit(0.05)))
+        bench.policy.learn(bench.policy.finished(TrackedRequest("r"), chain, len(chain), 0.0, log_odds=logit(0.05)))
 
     unseen(["s0", "s1", "first turn"])
     assert odds_by_depth(bench.serve(["s0", "s1", "a"], log_odds=logit(0.02)))[2] == 2.94
@@ -671,7 +675,7 @@ def test_an_aborted_request_leaves_the_claims_of_others_and_has_that_of_its_turn
     bench = shared_by_early_requests("lpc")
     bench.serve(["s0", "s1", "own"], log_odds=logit(0.95))
     chain = ["s0", "s1", "other"]
-    aborted = bench.policy.finished("r", chain[:computed], min(computed, 3), 0.0, arrival=bench.arrive(chain))
+    aborted = bench.policy.finished(bench.start(chain), chain[:computed], min(computed, 3), 0.0)
     bench.policy.learn(aborted)
     assert odds_by_depth(aborted)[min(computed, 2)] == 2.94
     following = odds_by_depth(bench.serve(["s0", "s1", "next"], log_odds=logit(0.05)))
@@ -711,8 +715,8 @@ def test_blocks_used_alike_share_one_record_however_long_the_conversation() -> N
     chain: list[object] = []
     for turn in range(60):
         chain.append(turn)
-        arrival = bench.serve(chain, log_odds=0.0).arrival
-    assert len(arrival.gap_spans) <= 2 * LAST_TURN + 8
+        served = bench.serve(chain, log_odds=0.0)
+    assert len(served.gap_spans) <= 2 * LAST_TURN + 8
 
 
 def test_without_predictions_lpc_takes_the_share_of_turns_that_were_followed() -> None:
@@ -726,10 +730,10 @@ def test_without_predictions_lpc_takes_the_share_of_turns_that_were_followed() -
             bench.serve([f"{user} one", f"{user} two", f"{user} three"])
     bench.clock.now += 700.0
     bench.refit()
-    first = bench.policy.finished("r", ["x"], 1, bench.clock.now).log_odds
-    arrival = bench.arrive(["0 one", "0 two", "0 three", "0 four"])
+    first = bench.policy.finished(TrackedRequest("r"), ["x"], 1, bench.clock.now).log_odds
+    request = bench.start(["0 one", "0 two", "0 three", "0 four"])
     assert first is not None and expit(first) == pytest.approx(0.2, abs=0.08)
-    later = bench.policy.finished("r", ["x"], 1, bench.clock.now, arrival=arrival).log_odds
+    later = bench.policy.finished(request, ["x"], 1, bench.clock.now).log_odds
     assert later is not None
 
 
@@ -823,7 +827,7 @@ def test_after_a_failure_the_order_is_lru_and_classes_keep_their_numbers(rule: s
     before = bench.serve(["a"])
     fresh = bench.policy.renewed()
     assert fresh.in_force == "lru" and fresh.tables is None and fresh.classes == bench.policy.classes
-    assert fresh.finished("r", ["a"], 1, 1.0).spans == before.spans
+    assert fresh.finished(TrackedRequest("r"), ["a"], 1, 1.0).spans == before.spans
     assert fresh.ghosts.asked == bench.policy.ghosts.asked == 1
     bench.policy = fresh
     for turn in range(3000):

@@ -94,10 +94,10 @@ def test_the_chosen_cache_hits_what_the_rule_in_force_hits(monkeypatch: pytest.M
     assert 0 < ghosts.hits[CHOSEN] == ghosts.hits["lru"] != ghosts.hits["value"]
     (tenant,) = engine.plugin.misses.tenants.values()
     assert tenant.sampled[CHOSEN] == ghosts.hits[CHOSEN]
-    held = set(ghosts.chosen._blocks)
+    held = set(ghosts.chosen.contents)
     ghosts.guard.in_force = "value"
     chats(engine, 1, rng)
-    assert held & set(ghosts.chosen._blocks), "a change of rule moves no block"
+    assert held & set(ghosts.chosen.contents), "a change of rule moves no block"
     chats(engine, 100, rng)
     assert ghosts.chosen.queue.tables is engine.plugin.policy.tables_of("value") is not None
-    assert set(ghosts.chosen._blocks) != set(ghosts.caches["lru"]._blocks)
+    assert set(ghosts.chosen.contents) != set(ghosts.caches["lru"].contents)

@@ -13,8 +13,8 @@ from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
 from eviction_client.engines.sglang.order import RuleStrategy, classes_of
 from eviction_client.engines.sglang.versions import find_incompatibility
 from eviction_client.plugin import Plugin
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.queue.free_queue import DONE, PREEMPTED, Table
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.rules.base import RESUMED_S
 from eviction_client.policy.rules.lpc import lpc_tables
 from eviction_client.policy.rules.mq import mq_tables
@@ -116,8 +116,8 @@ def test_a_failure_is_logged_and_leaves_the_order_of_last_access() -> None:
     assert [type(error) for error in order.errors] == [IndexError]
 
 
-def ended(*spans: tuple[int, int], newest: int = 0) -> FinishedRequest[bytes]:
-    return FinishedRequest("id", (), 0, NOW, spans_of(*spans), newest)
+def ended(*spans: tuple[int, int], newest: int = 0) -> TrackedRequest[bytes]:
+    return TrackedRequest("id", at=NOW, spans=spans_of(*spans), newest=newest)
 
 
 def test_a_node_has_the_class_of_its_deepest_whole_block() -> None:

@@ -7,10 +7,10 @@ from itertools import takewhile
 
 import pytest
 
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.ghosts import CHOSEN, GhostCache
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.free_queue import DONE
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.rules import RULES
 from eviction_client.policy.rules.mq import mq_tables
 from eviction_client.policy.tier import ChunkTier
@@ -46,7 +46,9 @@ class Bench:
         if stored:
             for block in blocks:
                 self.tier.store(block)
-        self.tier.ended(FinishedRequest("r", blocks, len(blocks), self.now, spans_of(*runs), retain_s=retain_s), ordered=True)
+        self.tier.finished(
+            TrackedRequest("r", blocks=blocks, at=self.now, spans=spans_of(*runs), retain_s=retain_s), ordered=True
+        )
         self.tier.used("r", blocks[::-1])
 
     def order(self) -> list[str]:
@@ -98,7 +100,7 @@ def test_chunks_that_a_waiting_request_will_load_go_last_and_then_next() -> None
     assert bench.tier.choose(2, lambda content: content != b"b1") == [b"c1", b"c0"]
     assert bench.order() == ["b1", "c1", "c0", "b0", "a1", "a0"], "to choose changes nothing"
     for request in ("first", "second", "third"):
-        bench.tier.served(request)
+        bench.tier.release(request)
     assert not bench.tier.decides
     assert sorted(bench.order()[:2]) == ["a0", "a1"]
     assert bench.order()[2:] == ["b1", "b0", "c1", "c0"], "b0 has to wait for b1, which continues it"
@@ -161,8 +163,8 @@ class Tree(Bench):
         retain_s = self.random.choice((0.0, 0.0, 0.0, 5.0))
         request = str(self.random.random())
         if self.random.random() < 0.9:
-            self.tier.ended(
-                FinishedRequest(request, path, len(path), self.now, spans_of(*spans), retain_s=retain_s), ordered=True
+            self.tier.finished(
+                TrackedRequest(request, blocks=path, at=self.now, spans=spans_of(*spans), retain_s=retain_s), ordered=True
             )
         self.tier.used(request, [chunk for chunk in reversed(path) if chunk in self.cached])
 
@@ -178,7 +180,7 @@ def test_a_chunk_is_evicted_after_all_that_continues_it_also_while_requests_wait
             if rng.random() < 0.2:
                 tree.tier.wait(rng.randrange(7), list(takewhile(tree.cached.__contains__, tree.path())))
             if rng.random() < 0.2:
-                tree.tier.served(rng.randrange(7))
+                tree.tier.release(rng.randrange(7))
             if rng.random() < 0.6:
                 tree.start()
             if tree.running and (len(tree.running) > 4 or rng.random() < 0.5):
@@ -195,18 +197,18 @@ def test_the_tiers_ghost_caches_keep_a_hit_unless_the_pools_has_all_of_it() -> N
     above.use(chain("a", 2), spans_of((2, 0)))
     ghosts.wait("waits", chain("a", 6), above=above)
     queue = ghosts.caches["lru"].queue
-    assert len(queue._needed) == 4, "with the two that the pool has: the others continue them"
+    assert len(queue.needed) == 4, "with the two that the pool has: the others continue them"
     ghosts.wait("waits", chain("a", 2), above=above)
     assert not queue.keeps
     ghosts.wait("waits", chain("a", 6), above=above)
-    ghosts.served("waits")
+    ghosts.release("waits")
     assert not queue.keeps
 
 
 def test_replies_are_not_in_a_tier_of_prompts_and_hits_above_count_for_all_rules() -> None:
     bench = Bench("auto")
     blocks = [BlockHash(bytes(30) + bytes([place, 0])) for place in range(8)]
-    finished = bench.policy.finished("r", blocks, 6, bench.now)
+    finished = bench.policy.finished(TrackedRequest("r"), blocks, 6, bench.now)
     above: GhostCache[BlockHash] = GhostCache(10, 1, clock=lambda: bench.now)
     above.use(blocks[:3], spans_of((3, 0)))
     bench.tier.learn(finished, above)
@@ -217,8 +219,8 @@ def test_replies_are_not_in_a_tier_of_prompts_and_hits_above_count_for_all_rules
 def homes(bench: Bench, requests: int, *, ordered: bool = True) -> Counter[str | None]:
     found: Counter[str | None] = Counter()
     for number in range(requests):
-        finished = FinishedRequest[BlockHash](number, (), 0, bench.now)
-        bench.tier.ended(finished, ordered=ordered)
+        finished = TrackedRequest[BlockHash](number, at=bench.now)
+        bench.tier.finished(finished, ordered=ordered)
         found[finished.home] += 1
     return found
 
@@ -256,7 +258,7 @@ def test_ghost_caches_of_a_divided_tier_stand_for_both_but_lrus_for_the_tier_bel
     assert {rule: cache.room for rule, cache in ghosts.caches.items()} == {**dict.fromkeys(RULES, 200), "lru": 100}
     above: GhostCache[BlockHash] = GhostCache(10, 1, clock=lambda: bench.now)
     blocks = [BlockHash(bytes(30) + bytes([place, 0])) for place in range(150)]
-    finished = bench.policy.finished("r", blocks, 150, bench.now)
+    finished = bench.policy.finished(TrackedRequest("r"), blocks, 150, bench.now)
     above.use(blocks[:3], spans_of((3, 0)))
     bench.tier.learn(finished, above)
     assert ghosts.latest == {rule: 3 if rule == "lru" else 0 for rule in (*RULES, CHOSEN)}
@@ -265,5 +267,5 @@ def test_ghost_caches_of_a_divided_tier_stand_for_both_but_lrus_for_the_tier_bel
     assert bench.tier.rule == "lru"
     ghosts = bench.tier.ghosts
     assert ghosts.caches["lru"].room == 100 and ghosts.caches["value"].room == 200
-    bench.tier.learn(bench.policy.finished("s", blocks, 150, bench.now), above)
+    bench.tier.learn(bench.policy.finished(TrackedRequest("s"), blocks, 150, bench.now), above)
     assert len(ghosts.chosen) == 100 and ghosts.latest[CHOSEN] == ghosts.latest["lru"] == 3

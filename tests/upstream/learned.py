@@ -18,7 +18,7 @@ from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.hooks import Hooks
 from eviction_client.engines.vllm.steps import Steps
 from eviction_client.plugin import Plugin
-from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.predictor import Predictor
 
@@ -29,7 +29,7 @@ class LearnedQueue(LearnedFreeQueue):
     """The plug-in's queue, which vLLM's factory loads from this module.
 
     Attributes:
-        ended: returns the reuse classes of a request that gives up its blocks; None: it goes on.
+        finished: returns the reuse classes of a request that gives up its blocks; None: it goes on.
         freeing: by block id the request that gave the block up last, until the block is free.
     """
 
@@ -37,8 +37,8 @@ class LearnedQueue(LearnedFreeQueue):
     clock: ClassVar[Callable[[], float]]
     predictor: ClassVar[Predictor]
     plugin: Plugin
-    ended: Callable[[Request], FinishedRequest[Any] | None]
-    freeing: dict[int, FinishedRequest[Any] | None]
+    finished: Callable[[Request], TrackedRequest[Any] | None]
+    freeing: dict[int, TrackedRequest[Any] | None]
 
     @classmethod
     def create(cls, blocks: list[KVCacheBlock], vllm_config: Any, kv_cache_config: Any, hash_block_size: int) -> "LearnedQueue":
@@ -67,9 +67,9 @@ class LearnedQueue(LearnedFreeQueue):
 
     def before_free(self, request: Request, blocks: Sequence[Sequence[KVCacheBlock]]) -> None:
         """Note whose blocks these are."""
-        ended = self.ended(request)
+        finished = self.finished(request)
         for group in blocks:
-            self.freeing.update((block.block_id, ended) for block in group if block.block_hash is not None)
+            self.freeing.update((block.block_id, finished) for block in group if block.block_hash is not None)
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """As the plug-in's queue does."""
@@ -107,7 +107,7 @@ class Calls:
         super().__init__(*args, **kwargs)
         queue = self.kv_cache_manager.block_pool.free_block_queue  # type: ignore[attr-defined]
         self.lpc = SubclassHooks(self, queue.plugin, adopt=True)
-        queue.ended = self.lpc._ended
+        queue.finished = self.lpc.finished
         self.lpc.steps = Steps(super().schedule, self.lpc)  # type: ignore[misc]
 
     def add_request(self, request: Request) -> None:

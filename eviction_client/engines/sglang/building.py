@@ -93,7 +93,7 @@ def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenPlugin = o
     if plugin is not None:
         try:
             attached = cache.lpc = hooks.Hooks(cache, plugin, adopt=adopt)
-            plugin.on_tick.append(lambda: metrics.update(values_of_plugin(attached.plugin)))
+            plugin.learner.on_tick.append(lambda: metrics.update(values_of_plugin(attached.plugin)))
         except Exception as error:
             plugin.close()
             reason = f"{type(error).__name__}: {error}"

@@ -37,9 +37,9 @@ from eviction_client.engines.sglang.requests import (
 )
 from eviction_client.engines.sglang.waiting_prefixes import WaitingPrefixes
 from eviction_client.plugin import Plugin
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.hints import Hints, Retained
 from eviction_client.policy.queue.free_queue import PREEMPTED
+from eviction_client.policy.request import TrackedRequest
 
 
 class Hooks:
@@ -133,7 +133,7 @@ class Hooks:
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **others: Any) -> None:
         """``UnifiedRadixCache.checkpoint_into_tree``; the nodes of a finished request then get their classes."""
         started = time.perf_counter()
-        ended: FinishedRequest[Any] | None = None
+        finished: TrackedRequest[Any] | None = None
         try:
             self._step()
             if req not in self._started:
@@ -144,15 +144,15 @@ class Hooks:
                 else:
                     self.plugin.started(id_of(req), _chain_of(req, len(req.origin_input_ids)))
             if req.finished():
-                ended = self._ended(req, up_to)
+                finished = self._finished(req, up_to)
         except Exception as error:
             self.plugin.failed(error)
         stock = time.perf_counter()
         self._stock_checkpoint(req, up_to=up_to, **others)
         after = time.perf_counter()
         try:
-            if ended is not None and self.order is not None:
-                self._place(self._path_of(req.last_node), ended)
+            if finished is not None and self.order is not None:
+                self._place(self._path_of(req.last_node), finished)
         except Exception as error:
             self.plugin.failed(error)
         self.plugin.seconds += stock - started + time.perf_counter() - after
@@ -195,7 +195,7 @@ class Hooks:
         if self._keep is not None:
             self._keep.enabled = not self.plugin.lru_forced
 
-    def _ended(self, req: Any, up_to: int) -> FinishedRequest[Any]:
+    def _finished(self, req: Any, up_to: int) -> TrackedRequest[Any]:
         """Pass the end of a request to the plug-in."""
         blocks = _chain_of(req, up_to)
         self.plugin.in_use(self._protected_size() // BLOCK_TOKENS)
@@ -221,17 +221,17 @@ class Hooks:
             node = node.parent
         return path[::-1]
 
-    def _place(self, path: Sequence[Any], ended: FinishedRequest[Any]) -> None:
+    def _place(self, path: Sequence[Any], finished: TrackedRequest[Any]) -> None:
         """Give the nodes of a finished request their reuse classes, or retain them as its hint says."""
         assert self.order is not None
         retained, until = self.plugin.retained, 0.0
-        if ended.retain_s:
-            until = ended.at + ended.retain_s
-            if not retained.hold({node.id: len(node.key) for node in path}, until, ended.at):
+        if finished.retain_s:
+            until = finished.at + finished.retain_s
+            if not retained.hold({node.id: len(node.key) for node in path}, until, finished.at):
                 until = 0.0
         if not until:
             retained.release([node.id for node in path])
-        self.order.used(path, classes_of(ended, [len(node.key) for node in path]), ended.at, until)
+        self.order.used(path, classes_of(finished, [len(node.key) for node in path]), finished.at, until)
 
 
 def _chain_of(req: Any, up_to: int) -> TokenChain:

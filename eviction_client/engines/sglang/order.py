@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.engines.sglang.waiting_prefixes import WaitingPrefixes
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.queue.free_queue import DONE, PREEMPTED, SOON, Table, soon_of
+from eviction_client.policy.request import TrackedRequest
 from lpc.model.curve import value_at
 
 FIRST: Final = -1
@@ -105,17 +105,17 @@ class RuleStrategy:
             node.lpc = Place(reuse_class, now, 0.0 if reuse_class == DONE else until)
 
 
-def classes_of(ended: FinishedRequest[Any], tokens: Sequence[int]) -> list[int]:
+def classes_of(request: TrackedRequest[Any], tokens: Sequence[int]) -> list[int]:
     """Return the reuse classes of the nodes on a request's path. ``tokens``: of each node.
 
     A node has the class of the deepest block that ends in it or before it. A block that extends beyond the node may be private
     to a conversation although the node is shared, so it must not make the node ``DONE``.
     """
-    ends = [run.end for run in ended.spans]
+    ends = [run.end for run in request.spans]
     classes, depth = [], 0
     for count in tokens:
         depth += count
         deepest = depth // BLOCK_TOKENS - 1
         known = ends and deepest >= 0
-        classes.append(ended.spans[min(bisect_right(ends, deepest), len(ends) - 1)].reuse_class if known else ended.newest)
+        classes.append(request.spans[min(bisect_right(ends, deepest), len(ends) - 1)].reuse_class if known else request.newest)
     return classes

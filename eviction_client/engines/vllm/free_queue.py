@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.hints import Retained
 from eviction_client.policy.queue.floors import FlooredQueue
 from eviction_client.policy.queue.free_queue import DONE, PREEMPTED, FreeQueue, Run
+from eviction_client.policy.request import TrackedRequest
 
 GROUP_BYTES: Final = 4
 """vLLM appends the number of the KV-cache group to a block's hash."""
@@ -23,15 +23,15 @@ class FreedLater(list[KVCacheBlock]):
     """Blocks whose free is delayed, with the request that held them. vLLM reverses the list, which keeps the request.
 
     Attributes:
-        ended: the finished request; None: it continues.
+        request: the finished request; None: it continues.
     """
 
-    def __init__(self, blocks: Iterable[KVCacheBlock], ended: FinishedRequest[Any] | None) -> None:
+    def __init__(self, blocks: Iterable[KVCacheBlock], request: TrackedRequest[Any] | None) -> None:
         super().__init__(blocks)
-        self.ended = ended
+        self.request = request
 
     def __reversed__(self) -> "FreedLater":  # type: ignore[override]  # all that its caller does is iterate
-        return FreedLater(self[::-1], self.ended)
+        return FreedLater(self[::-1], self.request)
 
 
 class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
@@ -62,25 +62,25 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         self.fake_free_list_tail = self.tail
         self.retained: Retained[KVCacheBlock] = Retained(0) if retained is None else retained
         self._scales = scales
-        self._ended: FinishedRequest[Any] | None = None
+        self._request: TrackedRequest[Any] | None = None
         self._plain = self._class = plain
         self._last: Run | None = None
         """The run of the blocks that were inserted last, the start of their chain."""
         super().prepend_n(blocks)
 
-    def placing(self, ended: FinishedRequest[Any] | None, free: Callable[..., None], *arguments: Any) -> None:
+    def placing(self, request: TrackedRequest[Any] | None, free: Callable[..., None], *arguments: Any) -> None:
         """Call vLLM's ``free(*arguments)``, whose blocks belong to a request.
 
         vLLM's frees end in ``append_n(blocks)``, which has no parameter for the request, so it is stored during this call.
 
         Args:
-            ended: the finished request; None: it continues, and its blocks are evicted last.
+            request: the finished request; None: it continues, and its blocks are evicted last.
         """
-        self._ended, self._class = ended, PREEMPTED if ended is None else self._plain
+        self._request, self._class = request, PREEMPTED if request is None else self._plain
         try:
             free(*arguments)
         finally:
-            self._ended, self._class = None, self._plain
+            self._request, self._class = None, self._plain
 
     def free(self, free: Callable[[Iterable[KVCacheBlock]], None], blocks: Sequence[KVCacheBlock]) -> None:
         """Call vLLM's ``free(blocks)``, ``blocks[0]`` the deepest of a chain, and note which blocks the freed ones continue.
@@ -127,26 +127,26 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
 
     def _append(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Add the freed blocks of one chain."""
-        ended, now = self._ended, self._clock()
-        if ended is not None and ended.retain_s and self._hold(blocks, ended, now):
+        request, now = self._request, self._clock()
+        if request is not None and request.retain_s and self._hold(blocks, request, now):
             return
         if self.retained.held:
             self.retained.release(block.block_id for block in blocks)
-        if ended is None:
+        if request is None:
             self._last = self.insert(blocks, self._class, now)
-        elif len(ended.spans) == 1 and ended.home != "tier":  # a chain is a generator: a microsecond more
-            self._last = self.insert(blocks, ended.spans[0].reuse_class, now)
+        elif len(request.spans) == 1 and request.home != "tier":  # a chain is a generator: a microsecond more
+            self._last = self.insert(blocks, request.spans[0].reuse_class, now)
         else:
-            parts = self._parts(blocks, ended)
-            self._last = self.insert_chain(parts if ended.home != "tier" else self._copies(parts), now)
+            parts = self.parts(blocks, request)
+            self._last = self.insert_chain(parts if request.home != "tier" else self._copies(parts), now)
 
-    def _hold(self, blocks: Sequence[KVCacheBlock], ended: FinishedRequest[Any], now: float) -> bool:
+    def _hold(self, blocks: Sequence[KVCacheBlock], request: TrackedRequest[Any], now: float) -> bool:
         """Add the blocks of a request with a hint; False: no hint may retain as many blocks, so nothing is added."""
-        until = now + ended.retain_s
+        until = now + request.retain_s
         if not self.retained.hold({block.block_id: 1 for block in blocks}, until, now):
             return False
         run: Run | None = None
-        for part, reuse_class in self._parts(blocks, ended):
+        for part, reuse_class in self.parts(blocks, request):
             if part:
                 done = reuse_class == DONE
                 run = self.insert(part, DONE, now, run) if done else self.retain(part, reuse_class, until, run)
@@ -181,8 +181,8 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
             held = reuse_class >= 0 and part and self._below is not None and self._below(part[0])
             yield part, reuse_class + self._classes if held else reuse_class
 
-    def _parts(
-        self, blocks: Sequence[KVCacheBlock], ended: FinishedRequest[Any]
+    def parts(
+        self, blocks: Sequence[KVCacheBlock], request: TrackedRequest[Any]
     ) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
         """Split a request's freed blocks, the deepest first, by reuse class.
 
@@ -190,25 +190,25 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         others. If the hashes disagree, all blocks get the class of the chain's end.
         """
         scales = self._scales
-        if not ended.spans:
-            return iter([(blocks, ended.newest)])
+        if not request.spans:
+            return iter([(blocks, request.newest)])
         if len(scales) == 1:
-            return self._in_group(blocks, ended, scales[0])
+            return self._in_group(blocks, request, scales[0])
         groups = (
             (list(part), scales[number] if number < len(scales) else 1) for number, part in groupby(blocks, key=_group_of)
         )
-        return (part for alike, scale in groups for part in self._in_group(alike, ended, scale))
+        return (part for alike, scale in groups for part in self._in_group(alike, request, scale))
 
     @staticmethod
     def _in_group(
-        blocks: Sequence[KVCacheBlock], ended: FinishedRequest[Any], scale: int
+        blocks: Sequence[KVCacheBlock], request: TrackedRequest[Any], scale: int
     ) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
-        depth = _depth_of(blocks, ended.blocks, scale)
+        depth = _depth_of(blocks, request.blocks, scale)
         if depth is None:
-            yield blocks, ended.spans[-1].reuse_class
+            yield blocks, request.spans[-1].reuse_class
             return
         at = 0
-        for span in reversed(ended.spans):
+        for span in reversed(request.spans):
             count = depth - span.start // scale + 1
             if count > 0:
                 part = blocks[at : at + count]
@@ -224,14 +224,14 @@ class FlooredFreeQueue(FlooredQueue[KVCacheBlock], LearnedFreeQueue):
 
     def free(self, free: Callable[[Iterable[KVCacheBlock]], None], blocks: Sequence[KVCacheBlock]) -> None:
         """As :meth:`LearnedFreeQueue.free`. Blocks that others use are the tenant's as well, as is what continues them."""
-        if self._ended is not None:
-            self.own((block for block in blocks if block.ref_cnt > 1 and block.block_hash is not None), self._ended.tenant)
+        if self._request is not None:
+            self.own((block for block in blocks if block.ref_cnt > 1 and block.block_hash is not None), self._request.tenant)
         super().free(free, blocks)
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Add blocks with content that were just used, ``blocks[0]`` to be evicted first."""
-        if self._ended is not None:
-            self.own(blocks, self._ended.tenant)
+        if self._request is not None:
+            self.own(blocks, self._request.tenant)
         super().append_n(blocks)
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:

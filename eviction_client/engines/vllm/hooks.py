@@ -45,7 +45,7 @@ from eviction_client.engines.vllm.steps import Steps
 from eviction_client.engines.vllm.waiting_prefixes import WaitingPrefixes
 from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.plugin import Plugin
-from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.request import TrackedRequest
 from lpc.wire.session import key_of
 
 
@@ -192,17 +192,17 @@ class Hooks:
 
     def free(self, request: Request) -> None:
         """``KVCacheManager.free``, whose blocks get the request's classes."""
-        ended = self._ended(request)
+        finished = self.finished(request)
         if self.queue is None:
             self._stock_free(request)
         else:
-            self.queue.placing(ended, self._stock_free, request)
+            self.queue.placing(finished, self._stock_free, request)
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
         """``KVCacheManager.pop_blocks_for_free``, whose blocks keep the request's classes until they are freed."""
-        ended = self._ended(request)
+        finished = self.finished(request)
         blocks = self._stock_pop(request)
-        return blocks if self.queue is None or not blocks else FreedLater(blocks, ended)
+        return blocks if self.queue is None or not blocks else FreedLater(blocks, finished)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """``BlockPool.free_blocks``, which gives a batch that was put off the classes that it was given then."""
@@ -210,7 +210,7 @@ class Hooks:
         if queue is None:
             self._stock_free_blocks(ordered_blocks)
         elif isinstance(ordered_blocks, FreedLater):
-            queue.placing(ordered_blocks.ended, queue.free, self._stock_free_blocks, ordered_blocks)
+            queue.placing(ordered_blocks.request, queue.free, self._stock_free_blocks, ordered_blocks)
         else:
             queue.free(self._stock_free_blocks, list(ordered_blocks))
 
@@ -227,19 +227,17 @@ class Hooks:
                 self.plugin.failed(error)
         return done
 
-    # Neither of these raises.
-
-    def _ended(self, request: Request) -> FinishedRequest[Any] | None:
-        """Note the end of a request; None: it goes on."""
+    def finished(self, request: Request) -> TrackedRequest[Any] | None:
+        """Note the end of a request, and return it with its classes; None: it goes on. Never raises."""
         started = time.perf_counter()
-        ended: FinishedRequest[Any] | None = None
+        finished: TrackedRequest[Any] | None = None
         try:
             if request.is_finished():
                 self.keep.leave(id_of(request))
                 size = self._hash_block_size
                 self.plugin.in_use(self._blocks - self._free_blocks_of())
                 computed = request.block_hashes[: request.num_computed_tokens // size]
-                ended = self.plugin.finished(
+                finished = self.plugin.finished(
                     id_of(request),
                     completed=completed(request),
                     blocks=computed,
@@ -255,6 +253,6 @@ class Hooks:
                 )
         except Exception as error:
             self.plugin.failed(error)
-            ended = self.plugin.lost(id_of(request))
+            finished = self.plugin.lost(id_of(request))
         self.plugin.seconds += time.perf_counter() - started
-        return ended
+        return finished

@@ -138,7 +138,7 @@ class LearnedScheduler:
         except BaseException:
             plugin.close()
             raise
-        plugin.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
+        plugin.learner.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
 
 
 def _warm_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any:

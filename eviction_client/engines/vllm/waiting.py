@@ -159,6 +159,11 @@ class WarmFirstQueue(FCFSRequestQueue):
         return self._order is not None
 
     @property
+    def tracked(self) -> int:
+        """Requests that it remembers in addition to vLLM's deque."""
+        return len(self._blocks) + len(self._begun) + len(self._popped)
+
+    @property
     def overtaken(self) -> float:
         """Tokens by which the oldest waiting request has been overtaken."""
         return 0.0 if self._order is None else self._order.overtaken

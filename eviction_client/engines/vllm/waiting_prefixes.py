@@ -105,9 +105,9 @@ class WaitingPrefixes:
 
     def _release(self, request_id: str) -> None:
         if self._queue is not None:
-            self._queue.served(request_id)
+            self._queue.release(request_id)
         for policy in self._policies:
-            policy.served(request_id)
+            policy.release(request_id)
 
     def _count(self, request: Request) -> int:
         """Keep what a request will hit; return the number of blocks looked up."""

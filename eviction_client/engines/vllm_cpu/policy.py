@@ -9,7 +9,7 @@ Reuse classes come from the scheduler plug-in (:mod:`eviction_client.engines.vll
 request, but neither tokens nor session. Without the plug-in the policy is LRU.
 
 A tier that serves peers (0.33) calls the policy from a thread of its own too, under its manager's lock. The plug-in's calls
-(:meth:`LearnedCachePolicy.step`, ``find``, ``wait``, ``served``) come from the scheduler's thread and take no lock of vLLM's,
+(:meth:`LearnedCachePolicy.step`, ``find``, ``wait``, ``release``) come from the scheduler's thread and take no lock of vLLM's,
 because the scheduler must not wait for a transfer: they change nothing of vLLM's, and :class:`ChunkTier` keeps threads apart.
 
 Nothing here raises into vLLM, which catches no exception.
@@ -107,10 +107,10 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         if (tier := self._tier) is not None:
             self._try(tier.wait, request, keys)
 
-    def served(self, request: Hashable) -> None:
+    def release(self, request: Hashable) -> None:
         """Stop keeping chunks for a request."""
         if (tier := self._tier) is not None:
-            self._try(tier.served, request)
+            self._try(tier.release, request)
 
     # Called by vLLM. See CachePolicy.
 

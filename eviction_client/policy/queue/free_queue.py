@@ -39,14 +39,14 @@ and may contradict this, and a hint may retain the end of a chain without its st
 
 Values change slowly. They are calculated for one instant, which :meth:`FreeQueue.renew` advances; between renewals only the
 classes whose ends have changed are recalculated. Cost with C classes: ``insert`` of n blocks O(n), ``remove`` O(1),
-``popleft_n`` O(n) and O(log C) per evicted run, ``renew`` O(C), ``wait`` and ``served`` O(blocks of the request).
+``popleft_n`` O(n) and O(log C) per evicted run, ``renew`` O(C), ``wait`` and ``release`` O(blocks of the request).
 """
 
 import heapq
 import math
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, KeysView, Sequence
 from itertools import groupby, repeat
 from typing import Any, Final, Generic
 
@@ -250,9 +250,22 @@ class FreeQueue(FreeList[B]):
         return len(self._waiters)
 
     @property
+    def needed(self) -> KeysView[int]:
+        """Ids of the blocks that waiting requests need."""
+        return self._needed.keys()
+
+    @property
     def keeps(self) -> bool:
         """Whether waiting requests need any block."""
         return bool(self._needed)
+
+    def places(self) -> Iterator[tuple[B, Run]]:
+        """Iterate over the free blocks with content, each with its run."""
+        run = None
+        for block in self:
+            run = self._run_of.get(block.block_id, run)
+            if run is not None:
+                yield block, run
 
     @property
     def num_runs(self) -> int:
@@ -515,7 +528,7 @@ class FreeQueue(FreeList[B]):
             blocks: ids of blocks with content, free or in use.
         """
         if request in self._waiters:
-            self.served(request)
+            self.release(request)
         waiter = self._waiters[request] = Waiter()
         needed, self._going = self._needed, None
         for block in blocks:
@@ -525,7 +538,7 @@ class FreeQueue(FreeList[B]):
             need.append(waiter)
             waiter.needs.append(need)
 
-    def served(self, request: Hashable) -> None:
+    def release(self, request: Hashable) -> None:
         """Release the blocks of a request that has allocated them or stopped waiting; ignored if it did not wait."""
         waiter = self._waiters.pop(request, None)
         if waiter is None:
@@ -545,6 +558,11 @@ class FreeQueue(FreeList[B]):
             del self._run_of[kept[0].block_id]
             self._forget(run)
             self._keep(kept)
+
+    def release_all(self) -> None:
+        """Release the blocks of all waiting requests."""
+        for request in list(self._waiters):
+            self.release(request)
 
     def _sift(self, block: Any, behind: Any, n: int, popped: list[B], kept: list[B]) -> Any:
         """As :meth:`_pop_from`, but move blocks that waiting requests need to ``kept``."""

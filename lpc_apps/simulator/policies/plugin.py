@@ -7,11 +7,11 @@ from the first request on, and the probabilities of a head if the workload has t
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.policy import Policy as Core
 from eviction_client.policy.queue.free_queue import FreeQueue, Run
-from eviction_client.policy.reuse_monitor import REMEMBERED, UNKNOWN, Arrival
+from eviction_client.policy.request import TrackedRequest
+from eviction_client.policy.reuse_monitor import REMEMBERED
 from eviction_client.policy.uses import Use
 from lpc.model.probability import logit
 from lpc.model.returns.groups import CurveGroups
@@ -48,8 +48,8 @@ class Plugin(Policy[Piece]):
         )
         self.queue: FreeQueue[Piece] = FreeQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), self.core.classes, clock=self._clock)
         self._follow()
-        self._arrivals: dict[Turn, Arrival] = {}
-        self._finished: FinishedRequest[Segment] | None = None
+        self._requests: dict[Turn, TrackedRequest[Segment]] = {}
+        self._finished: TrackedRequest[Segment] | None = None
         self._freed: Run | None = None
 
     def start(self, turn: Turn, now: float) -> None:
@@ -60,7 +60,8 @@ class Plugin(Policy[Piece]):
         """
         self._now = now
         prompt = prompt_of(turn, self.workload.paths.of(turn))
-        self._arrivals[turn] = self.core.arrived(prompt, now)
+        request = self._requests[turn] = TrackedRequest(turn, prompt, started_at=now, tenant=turn.tenant)
+        self.core.started(request)
         self.core.ghosts.start(turn, prompt)
         if self.core.refit_due(now):
             self._ask(now)
@@ -82,19 +83,18 @@ class Plugin(Policy[Piece]):
         self._now = now
         path = self.workload.paths.of(turn)
         group, log_odds = self._prediction(turn, now)
-        self._finished = finished = self.core.finished(
-            turn,
+        self._finished = request = self._requests.pop(turn, None) or TrackedRequest(turn, tenant=turn.tenant)
+        self.core.finished(
+            request,
             path,
             len(prompt_of(turn, path)),
             now,
-            arrival=self._arrivals.pop(turn, UNKNOWN),
             group=group,
             log_odds=log_odds,
             reply_end=turn.reply_end or None,
-            tenant=turn.tenant,
         )
-        self.core.learn(finished)
-        self.core.ghosts.served(turn)
+        self.core.learn(request)
+        self.core.ghosts.release(turn)
         self._follow()
 
     def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:

@@ -46,7 +46,7 @@ class Both:
         world.service.plan()
         conversation = world.conversation(prompt)
         world.service.answered(conversation, conversation.turns, prediction)
-        odds = world.service.policy.turn_odds  # both fit at other times; requests without a prediction have these
+        odds = world.service.policy.continuation.by_turn  # both fit at other times; requests without a prediction have these
         world.service.plan()
         world.refit()
         chain, after = conversation.chunks(), world.now + END_AFTER_S
@@ -55,7 +55,7 @@ class Both:
         world.now = looked_up_at if known else ended_at  # without a look-up, the store is the first that LMCache reports
         self.plugin.started(str(ended_at), blocks)
         world.now = ended_at
-        self.plugin.policy.turn_odds = odds
+        self.plugin.policy.continuation.by_turn = odds
         finished = self.plugin.finished(str(ended_at), completed=True, blocks=blocks, prompt_blocks=known + 1)
         world.now = after
         ends, classes = [0, *(span.end for span in finished.spans)], [span.reuse_class for span in finished.spans]

@@ -3,6 +3,7 @@ import hashlib
 from eviction_client import BlockHash
 from eviction_client.policy.ghosts import sampling_of
 from eviction_client.policy.policy import Policy
+from eviction_client.policy.request import TrackedRequest
 from lpc_apps.lmcache.tier_cache import TierCache
 from lpc_apps.lmcache.tree import Chunk, Resident
 from tests.unit.lmcache.nodes import Prompt, words
@@ -77,7 +78,8 @@ def test_the_ghost_caches_have_the_size_of_the_tier() -> None:
     def serve(n: int) -> None:
         clock.now += 1.0
         prompt = [BlockHash(hashlib.blake2b(f"{n}/{index}".encode(), digest_size=16).digest()) for index in range(500)]
-        cache.learn(policy.finished(n, prompt, 500, clock.now, arrival=policy.arrived(prompt, clock.now)))
+        policy.started(request := TrackedRequest(n, prompt, started_at=clock.now))
+        cache.learn(policy.finished(request, prompt, 500, clock.now))
 
     serve(0)
     assert cache.ghosts.asked == 0, "its size is unknown"

@@ -7,11 +7,13 @@ import pytest
 
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.policy import Policy
+from eviction_client.policy.request import TrackedRequest
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies import PolicySettings
 from lpc_apps.simulator.policies.plugin import Plugin
 from lpc_apps.simulator.workloads import WORKLOADS
 from tests.clock import Clock
+from tests.reachable import names_in
 
 
 class Bench:
@@ -30,7 +32,7 @@ class Bench:
     def end(self, request: str, prompt: Sequence[str], computed: int | None = None) -> None:
         self.clock.now += 1.0
         length = len(prompt) if computed is None else computed
-        self.policy.learn(self.policy.finished(request, prompt[:length], length, self.clock.now))
+        self.policy.learn(self.policy.finished(TrackedRequest(request), prompt[:length], length, self.clock.now))
 
 
 def test_a_request_does_not_hit_blocks_that_come_after_its_start() -> None:
@@ -66,8 +68,8 @@ def test_a_request_that_is_forgotten_leaves_nothing() -> None:
     bench = Bench()
     for number in range(10):
         bench.start(f"r{number}", ["a"])
-        bench.ghosts.served(f"r{number}")
-    assert not bench.ghosts._started
+        bench.ghosts.release(f"r{number}")
+    assert not names_in(bench.ghosts, lambda one: isinstance(one, str) and one.startswith("r") and one[1:].isdigit())
 
 
 def test_blocks_in_use_take_the_room_of_the_new_ones_among_them() -> None:

@@ -57,8 +57,8 @@ def test_segments_are_hit_and_evicted_as_their_blocks_are(room: int, every: int,
                 segments.wait(number % 5, asked_segments)
             if waits and rng.random() < 0.3:
                 served = rng.randrange(5)
-                blocks.queue.served(served)
-                segments.queue.served(served)
+                blocks.queue.release(served)
+                segments.queue.release(served)
             cuts = sorted({rng.randrange(len(path) + 1), len(path)} - {0})
             classes = [rng.randrange(CLASSES) for _ in cuts]
             sampled = [sample_of(piece, every) for piece in chain]
