@@ -17,8 +17,7 @@ def test_the_engine_example_runs() -> None:
     exec(compile(examples[0], "use-from-python.md", "exec"), {})
 
 
-def test_the_readme_has_at_most_600_words_and_names_the_test_command() -> None:
-    assert len(README.split()) <= 600
+def test_the_readme_names_the_test_command() -> None:
     assert "    make test " in README
 
 
