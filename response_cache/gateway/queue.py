@@ -27,8 +27,9 @@ MEASURED_S: Final = 60.0
 """Seconds after which an engine is asked again how large its cache is."""
 METRICS_BYTES: Final = 4 << 20
 MOST_TOKENS: Final = 10**10
-_CACHE: Final = re.compile(rb"^vllm:cache_config_info\{([^}\n]*)\}", re.MULTILINE)
-_NUMBER: Final = re.compile(rb'(block_size|num_gpu_blocks)="(\d{1,12})"')
+_CACHE: Final = re.compile(rb"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+_NUMBER: Final = re.compile(rb'(?:^|,)(block_size|num_gpu_blocks|kv_cache_size_tokens)="(\d{1,12})"')
+"""Of a model with several kinds of layers a token takes blocks of each, so vLLM states its tokens from 0.32 on."""
 
 
 class EngineDown(Exception):
@@ -161,7 +162,7 @@ async def tokens_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) 
     tokens = 0
     for labels in _CACHE.findall(await bytes_of(http, f"{url}/metrics", headers, METRICS_BYTES)):
         sizes = {name: int(number) for name, number in _NUMBER.findall(labels)}
-        tokens += sizes.get(b"block_size", 0) * sizes.get(b"num_gpu_blocks", 0)
+        tokens += sizes.get(b"kv_cache_size_tokens") or sizes.get(b"block_size", 0) * sizes.get(b"num_gpu_blocks", 0)
     if not tokens:
         fields: Any = await fields_of(http, f"{url}/server_info", headers)
         found = fields.get("max_total_num_tokens")

@@ -136,6 +136,9 @@ VLLM = (
     [
         ({"/metrics": VLLM}, 16_000),
         ({"/metrics": VLLM + VLLM.replace('engine="0"', 'engine="1"')}, 32_000),  # ranks of one address
+        ({"/metrics": VLLM.replace("num_gpu_blocks=", 'kv_cache_size_tokens="9000",num_gpu_blocks=')}, 9_000),
+        ({"/metrics": VLLM.replace("num_gpu_blocks=", "offload=\"{'a': 1}\",num_gpu_blocks=")}, 16_000),
+        ({"/metrics": VLLM.replace("num_gpu_blocks=", "user_specified_block_size=")}, None),
         ({"/metrics": VLLM.replace('"1000"', '"None"')}, None),
         ({"/metrics": VLLM.replace('"1000"', '"9999999999999999"')}, None),
         ({"/metrics": "x" * (5 << 20)}, None),
