@@ -20,8 +20,8 @@ from hashlib import blake2b
 from itertools import chain
 from typing import ClassVar, Final
 
+from lpc_apps.routing import held as routing_held
 from lpc_apps.routing import router as routing
-from lpc_apps.routing.held import Held
 from lpc_apps.routing.known import Known, Match
 from lpc_apps.routing.prompt import Prompt
 from lpc_apps.routing.router import Sending
@@ -289,9 +289,8 @@ class Gateway(Knowledge):
         super().__init__(workload, engines, prompt_token_s, number)
         names = [f"engine-{engine}" for engine in range(len(engines))]
         self.router = routing.Router(names, known=Known(tokens_per_size=1.0))
-        size = workload.block_tokens
-        self._queues = [Held(self.router.engines[at], one.cache.capacity * size) for at, one in enumerate(engines)]
-        """What each engine is believed to hold, for requests that wait in the router."""
+        self._queues: dict[int, routing_held.Held] = {}
+        """What each engine is believed to hold, if the router holds requests."""
         self._sendings: dict[Turn, Sending] = {}
         """Requests without an answer."""
         self._first: list[deque[tuple[float, Turn, Sending]]] = [deque() for _ in engines]
@@ -319,7 +318,8 @@ class Gateway(Knowledge):
     def missing(self, engine: int, turn: Turn, now: float) -> int:
         """Return the tokens that the router believes an engine to compute: of a request that it holds, if it got it now."""
         if (sending := self._sendings.get(turn)) is not None and sending.engine == engine:
-            return self._queues[engine].missing(sending)
+            queue = self._queue(engine)
+            return sending.missing if queue is None else queue.missing(sending)
         return self.router.missing(self.prompt(turn)[1], engine)
 
     def waiting_s(self, engine: int, now: float) -> float:
@@ -332,13 +332,14 @@ class Gateway(Knowledge):
         super().sent(engine, turn, now)
         self._see(engine, now)
         prompt, match = self.prompt(turn)
-        self._sendings[turn] = self.router.sent(prompt, match, engine, now, held=True)
+        self._sendings[turn] = self.router.sent(prompt, match, engine, now, held=self._queue(engine) is not None)
         self._latest = None
 
     def handed(self, engine: int, turn: Turn, now: float) -> None:
         """Record that an engine gets a request."""
-        if (sending := self._sendings.get(turn)) is not None:
-            self._queues[engine].hand(sending, now)
+        sending, queue = self._sendings.get(turn), self._queue(engine)
+        if sending is not None and queue is not None:
+            queue.hand(sending, now)
 
     def first_token_due(self, engine: int, turn: Turn, at: float) -> None:
         """Announce when the router will see a request's first token."""
@@ -370,7 +371,7 @@ class Gateway(Knowledge):
         super().failed(engine)
         self._first[engine].clear()
         self.router.lost(engine)
-        self._queues[engine] = Held(self.router.engines[engine], self._queues[engine].cache.capacity)
+        self._queues.pop(engine, None)
 
     def _see(self, engine: int, now: float) -> None:
         first = self._first[engine]
@@ -381,11 +382,19 @@ class Gateway(Knowledge):
                 self._ended.remove(turn)
                 self._report(engine, turn)
 
+    def _queue(self, engine: int) -> routing_held.Held | None:
+        """Return what holds an engine's requests; None: the router hands them on at once."""
+        if not isinstance(self.held[engine], tuple) and engine not in self._queues:
+            tokens = self._engines[engine].cache.capacity * self._workload.block_tokens
+            self._queues[engine] = routing_held.Held(self.router.engines[engine], tokens)
+        return self._queues.get(engine)
+
     def _report(self, engine: int, turn: Turn) -> None:
         """Let the router see an answer's usage."""
         hits = self._hits.pop(turn, 0)
         if (sending := self._sendings.pop(turn, None)) is not None:
-            self._queues[engine].answered(sending, hits)
+            if (queue := self._queue(engine)) is not None:
+                queue.answered(sending, hits)
             self.router.answered(sending, turn.input_tokens, hits)
 
 
