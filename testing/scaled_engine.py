@@ -30,7 +30,6 @@ SLACK: Final = 0.125
 """Words that are due within this share of a word's time are decoded together, which saves steps."""
 MOST_SEQS: Final = 256
 EPOCH_S: Final = 1e9
-SOON: Final = 1e-4
 
 
 def word_id(word: str) -> int:
@@ -94,8 +93,6 @@ class ScaledEngine:
         self._wake = asyncio.Event()
         self._due: list[tuple[float, str]] = []
         """Heap of the words in flight: when each is due, and its request."""
-        self._free = 0.0
-        """When the last prefill ended."""
 
     def admit(self, words: Sequence[str], reply: int, arguments: dict[str, Any] | None = None) -> Job:
         """Add a request. ``arguments``: its session and hints."""
@@ -113,29 +110,40 @@ class ScaledEngine:
             self._wake.set()
 
     async def serve(self) -> None:
-        """Schedule as long as there are requests, and wait for some."""
+        """Schedule as long as there are requests, and wait for some.
+
+        Each event has the time at which it should be, also if this process gets a processor later. So engines are not slower
+        on a busy machine; only their answers are late.
+        """
         now = asyncio.get_running_loop().time
+        at = now()
         while True:
             self._wake.clear()
-            self.engine.now = EPOCH_S + now() / self._scale
-            planned = self.scheduler.schedule()
-            prefill = self._begin(planned, now())
-            if prefill:
-                self._free += sum(prefill.values()) / self._rate
-                while (left := self._free - now()) > 0:
-                    self._decode(now())
-                    await asyncio.sleep(min(left, self._next_s(now())))
-                self._update(prefill, now())
-                await asyncio.sleep(0)
-            else:
-                wait_s = self._next_s(now())
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), None if wait_s == math.inf else wait_s)
-                self._free = now()
-            self._decode(now())
+            self.engine.now = EPOCH_S + at / self._scale
+            prefill = self._begin(self.scheduler.schedule(), at)
+            ends = at + sum(prefill.values()) / self._rate if prefill else math.inf
+            while True:
+                following = min(ends, self._due[0][0] if self._due else math.inf)
+                if prefill:
+                    await asyncio.sleep(max(following - now(), 0.0))
+                elif await self._woken(following - now()):
+                    at = max(at, min(now(), following))
+                    break
+                at = following
+                self._decode(at)
+                if at >= ends:
+                    self._update(prefill, at)
+                if at >= ends or not prefill:
+                    break
 
-    def _next_s(self, now: float) -> float:
-        return max(self._due[0][0] - now, SOON) if self._due else math.inf
+    async def _woken(self, within_s: float) -> bool:
+        """Wait for a request or for this time; return whether there is one."""
+        if within_s <= 0:
+            await asyncio.sleep(0)
+        else:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), None if within_s == math.inf else within_s)
+        return self._wake.is_set()
 
     def _begin(self, planned: Any, now: float) -> dict[str, int]:
         """Return the tokens of a step that are prefill, by request; put the words that it decodes in flight."""
