@@ -197,9 +197,13 @@ class Engine:
             self.missing -= sending.missing
 
     def first_token(self, sending: Sending, now: float) -> None:
-        """Record a request's first token. Prefill is computed one prompt after the other, as far as a router sees."""
-        sending.took = now - max(sending.at, self._first_at)
-        self._first_at = now
+        """Record a request's first token. Prefill is computed one prompt after the other, as far as a router sees.
+
+        An answer that is not streamed begins at its end, so its time says nothing of the prefill.
+        """
+        if sending.streamed:
+            sending.took = now - max(sending.at, self._first_at)
+            self._first_at = now
         self.close(sending)
 
     def answered(self, sending: Sending, tokens: int | None, cached: int | None) -> None:

@@ -167,3 +167,13 @@ def test_a_conversation_does_not_go_home_to_an_engine_whose_prefill_waits() -> N
     router.lost(home.engine)
     router.sent(prompt_of(b"", [(b"long" * 250_000, False)]), NEW._replace(tokens=250_000), home.engine, 0.2)
     assert send(router, prompt("a", "b", "c"), 1.0).engine != home.engine
+
+
+def test_an_answer_that_is_not_streamed_says_nothing_of_the_speed() -> None:
+    router = Router(NAMES)
+    for turn in range(20):
+        whole = router.sent(prompt(str(turn)), NEW, 0, 100.0 * turn, streamed=False)
+        router.first_token(whole, 100.0 * turn + 50.0)  # nearly all of it is decoding
+        router.answered(whole, 1000, 0)
+    assert not router.engines[0].is_measured
+    assert router.engines[0].tokens_per_s == 10_000
