@@ -69,6 +69,10 @@ class Knowledge:
         self._due: list[deque[tuple[float, Turn]]] = [deque() for _ in engines]
         """First tokens to come, which the router sees at their time."""
 
+    def holds(self, held: Sequence[Iterable[Turn]]) -> None:
+        """Record that the router holds requests, by engine."""
+        self.held = held
+
     def cached(self, engine: int, turn: Turn, now: float) -> int:
         """Return the tokens of a prompt that an engine is believed to hold."""
         raise NotImplementedError
@@ -290,14 +294,20 @@ class Gateway(Knowledge):
         names = [f"engine-{engine}" for engine in range(len(engines))]
         self.router = routing.Router(names, known=Known(tokens_per_size=1.0))
         size = workload.block_tokens
-        self._queues = [Held(self.router.engines[at], one.cache.capacity * size) for at, one in enumerate(engines)]
-        """What each engine is believed to hold, for requests that wait in the router."""
+        self._tokens = [one.cache.capacity * size for one in engines]
+        self._queues: list[Held] = []
+        """What each engine is believed to hold, if the router holds requests; else it knows no cache's size."""
         self._sendings: dict[Turn, Sending] = {}
         """Requests without an answer."""
         self._first: list[deque[tuple[float, Sending]]] = [deque() for _ in engines]
         """First tokens to come."""
         self._hits: dict[Turn, int] = {}
         self._latest: tuple[Turn, Prompt, Match] | None = None
+
+    def holds(self, held: Sequence[Iterable[Turn]]) -> None:
+        """Record that the router holds requests, by engine."""
+        super().holds(held)
+        self._queues = [Held(one, tokens) for one, tokens in zip(self.router.engines, self._tokens, strict=True)]
 
     def prompt(self, turn: Turn) -> tuple[Prompt, Match]:
         """Return a request's prompt, and what is known of it."""
@@ -316,7 +326,7 @@ class Gateway(Knowledge):
 
     def missing(self, engine: int, turn: Turn, now: float) -> int:
         """Return the tokens that the router believes an engine to compute: of a request that it holds, if it got it now."""
-        if (sending := self._sendings.get(turn)) is not None and sending.engine == engine:
+        if (sending := self._sendings.get(turn)) is not None and sending.engine == engine and self._queues:
             return self._queues[engine].missing(sending)
         return self.router.missing(self.prompt(turn)[1], engine)
 
@@ -330,12 +340,12 @@ class Gateway(Knowledge):
         super().sent(engine, turn, now)
         self._see(engine, now)
         prompt, match = self.prompt(turn)
-        self._sendings[turn] = self.router.sent(prompt, match, engine, now, held=True)
+        self._sendings[turn] = self.router.sent(prompt, match, engine, now, held=bool(self._queues))
         self._latest = None
 
     def handed(self, engine: int, turn: Turn, now: float) -> None:
         """Record that an engine gets a request."""
-        if (sending := self._sendings.get(turn)) is not None:
+        if (sending := self._sendings.get(turn)) is not None and self._queues:
             self._queues[engine].hand(sending, now)
 
     def first_token_due(self, engine: int, turn: Turn, at: float) -> None:
@@ -354,7 +364,8 @@ class Gateway(Knowledge):
         self._see(engine, now)
         hits = self._hits.pop(turn, 0)
         if (sending := self._sendings.pop(turn, None)) is not None:
-            self._queues[engine].answered(sending, hits)
+            if self._queues:
+                self._queues[engine].answered(sending, hits)
             self.router.answered(sending, turn.input_tokens, hits)
 
     def failed(self, engine: int) -> None:
@@ -364,7 +375,8 @@ class Gateway(Knowledge):
         super().failed(engine)
         self._first[engine].clear()
         self.router.lost(engine)
-        self._queues[engine] = Held(self.router.engines[engine], self._queues[engine].cache.capacity)
+        if self._queues:
+            self._queues[engine] = Held(self.router.engines[engine], self._tokens[engine])
 
     def _see(self, engine: int, now: float) -> None:
         first = self._first[engine]
