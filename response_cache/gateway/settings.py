@@ -72,7 +72,7 @@ class GatewaySettings(ServerSettings):
     )
     gateway_queue: Literal["off", "warm-first"] = Field(
         "off",
-        description="warm-first: hold requests while an engine's prefill is busy, and hand them on with mostly cached prompts "
+        description="warm-first: hold requests while an engine's prefill is busy. They are handed on with mostly cached prompts "
         "first, within a bound, so that agents beyond the cache do not lose it. For engines without the plug-in. Needs the "
         "router cost.",
     )
