@@ -287,9 +287,7 @@ class Gateway(Knowledge):
     """What `lpc gateway` knows, by its own code."""
 
     name = "gateway"
-    rule = (
-        "as corrected, by the code of `lpc gateway`: speeds are learned, all is bounded; caches' sizes only with --router-queue"
-    )
+    rule = "as corrected, by the code of `lpc gateway`: speeds are learned, and caches' sizes known only with a queue"
 
     def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
         super().__init__(workload, engines, prompt_token_s, number)
