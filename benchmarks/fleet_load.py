@@ -193,10 +193,9 @@ class Run:
                         raise BenchmarkError(f"{self._name}: {broken[0].exception()!r}")
                     if time.perf_counter() - shown >= LINE_S:
                         shown = time.perf_counter()
-                        done, hits = self.counts.answers, self.counts.cached / max(self.counts.prompt, 1)
-                        note = (
-                            f"{self._name}: {done:,} of {self._load.requests:,} answers, {hits:.1%} hits, {shown - began:.0f} s"
-                        )
+                        done, counts = self.counts.answers, self.counts
+                        hits = f"{counts.cached / counts.prompt:.1%} hits" if counts.prompt else "warm-up"
+                        note = f"{self._name}: {done:,} of {self._load.requests:,} answers, {hits}, {shown - began:.0f} s"
                         print(
                             note + (f", {self.counts.failed} failed: {self._last}" if self.counts.failed else ""),
                             file=sys.stderr,
