@@ -130,6 +130,47 @@ def bench_sglang(
     report(lambda: sglang.run(trace, trace_format, models, model, quick=quick), output)
 
 
+@app.command("fleet")
+def bench_fleet(
+    archive: Annotated[Path, typer.Option(help="Recorded sessions of agents.")] = Path("data/agent_sessions_2026.tar.gz"),
+    engines: Annotated[int, typer.Option(min=1, help="Number of engines, each a process.")] = 4,
+    sessions: Annotated[int, typer.Option(min=1, help="Concurrent sessions of all engines.")] = 200,
+    requests: Annotated[int, typer.Option(min=20, help="Answers of each run, of which the last three quarters count.")] = 3000,
+    capacity: Annotated[str, typer.Option(help="Tokens of each engine's cache.")] = "2M",
+    prefill_rate: Annotated[float, typer.Option(min=1, help="Prompt tokens per second of an engine.")] = 30_000.0,
+    output_token_ms: Annotated[float, typer.Option(min=0.1, help="Milliseconds per token of a reply.")] = 12.0,
+    scale: Annotated[int, typer.Option(min=1, help="Tokens that a word of the prompts stands for.")] = 32,
+    time_scale: Annotated[float, typer.Option(min=0.01, help="Seconds that a second of the log lasts.")] = 0.2,
+    seeds: Annotated[str, typer.Option(help="Seeds of the order of the sessions.")] = "0",
+    routers: Annotated[
+        str, typer.Option(help="Names with commas: hash, cost, cost+queue, smg, sglang-router, vllm-router.")
+    ] = "hash,cost,cost+queue",
+    schedules: Annotated[
+        str, typer.Option(help="stock engines, engines with keep and warm first (learned), or both.")
+    ] = "stock",
+    unnamed: Annotated[bool, typer.Option("--unnamed", help="Clients do not name their session.")] = False,
+    output: Output = None,
+) -> None:
+    """Routers before engines that are vLLM's scheduler without a model (`make engine`), over HTTP and in scaled time.
+
+    Recorded agents in a closed loop: hits, prompt tokens/s, p99 latency, turns that stay at their engine, imbalance.
+    """
+    from benchmarks import fleet
+    from benchmarks.fleet_load import Load
+    from lpc_apps.simulator.amounts import in_tokens, parse_capacity
+
+    load = Load(
+        *(engines, sessions, requests, in_tokens(parse_capacity(capacity), 0), prefill_rate, output_token_ms),
+        scale=scale,
+        time_scale=time_scale,
+        named=not unnamed,
+    )
+    report(
+        lambda: fleet.run(archive, load, routers=routers.split(","), schedules=schedules.split(","), seeds=_seeds(seeds)),
+        output,
+    )
+
+
 @app.command("load")
 def bench_load(
     minutes: Annotated[float, typer.Option(help="Duration of the load, minutes.")] = 10.0,

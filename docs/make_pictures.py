@@ -316,6 +316,23 @@ def tiers() -> Figure:
     return figure
 
 
+@picture("benchmarks/fleet.svg", "Prompt tokens per second behind the routers of lpc gateway, over HTTP and simulated")
+def fleet() -> Figure:
+    """Draw measured and simulated throughput."""
+    found = table("fleet", "Stock engines")
+    figure, axes = plots(130, 130)
+    for axis, log in zip(axes, ("agents of 2026, 200", "coding, 224"), strict=True):
+        rows = [row for row in found.rows if row[0].startswith(log)]
+        series = [
+            (name, colour, [found.number(row[found.head.index(column)]) / 1000 for row in rows])
+            for name, colour, column in (("measured", "plugin", "tokens/s"), ("simulated", "lru", "simulated"))
+        ]
+        bars(axis, [row[0].rpartition(", ")[2] for row in rows], series, "{:,.0f}k")
+        axis.set_title(f"{log} sessions: prompt tokens/s of 4 engines")
+    key(figure, axes[0])
+    return figure
+
+
 @picture("benchmarks/sidecar.svg", "The sidecar over gRPC against the bare model: predictions per second and latency")
 def sidecar() -> Figure:
     """Draw throughput and latencies."""

@@ -150,11 +150,12 @@ class Held:
             self.cache.learn(held=held, cached=cached > sending.known / 2)
 
     def hand(self, sending: Sending, now: float) -> None:
-        """Record that the engine gets a request now."""
+        """Record that the engine gets a request now, which was held or not."""
+        self._handed = {one: until for one, until in self._handed.items() if one.open and until > now}
         number, missing = sending.conversation.number, self._engine.missing_of(sending)
         self._believed[sending] = number in self.cache
         self._repeated.note(missing, max(sending.known - (sending.tokens - missing), 0))
         self.cache.use(number, sending.tokens)
-        ahead = sum(one.missing for one in self._handed if one.open)
+        ahead = sum(one.missing for one in self._handed)
         self._engine.handed(sending, missing, ahead, now)
         self._handed[sending] = now + SLOW * (ahead + missing) / self._engine.tokens_per_s + SLOW_S

@@ -201,9 +201,9 @@ class Engine:
             self.missing -= sending.missing
 
     def first_token(self, sending: Sending, now: float) -> None:
-        """Record a request's first token, or its whole answer if that is not streamed.
+        """Record a request's first token. Prefill is computed one prompt after the other, as far as a router sees.
 
-        Prefill is computed one prompt after the other, as far as a router sees.
+        An answer that is not streamed begins at its end, so its time says nothing of the prefill.
         """
         if sending.streamed:
             sending.took = now - max(sending.at, self._first_at)

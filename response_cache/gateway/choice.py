@@ -134,10 +134,11 @@ class _Seen:
         if self._answered:
             tokens, cached = usage_of(self._tail)
             self._router.answered(self._sending, tokens, cached)
-            if self._queue is not None:
-                self._queue.answered(self._sending, cached)
         else:
+            cached = None
             self._router.failed(self._sending, refused=self._refused)
+        if self._queue is not None:
+            self._queue.answered(self._sending, cached)
         self._pump()
 
     def _pump(self) -> None:
@@ -195,9 +196,12 @@ class ByCost:
             kind = "new" if match.home is None else "home" if match.home == number else "moved"
             self._routes.labels(kind).inc()
             left = None if match.home is None or self._engines.all[match.home].ready else match.home
-            held = self._queue is not None and self._queue.takes(number, streamed=route.streamed)
+            queue = self._queue if self._queue is not None and self._queue.knows(number) else None
+            held = queue is not None and queue.takes(number, streamed=route.streamed)
             now, prompt = self._clock(), route.prompt
-            sending = router.sent(prompt, match, number, now, streamed=route.streamed, held=held, left=left)
+            sending = router.sent(prompt, match, number, now, streamed=route.streamed, held=queue is not None, left=left)
+            if queue is not None and not held:
+                queue.passes(sending)
             visit = _Seen(router, sending, self._queue, self._clock, held=held)
             try:
                 yield visit

@@ -67,7 +67,17 @@ class Queue:
 
     def takes(self, number: int, *, streamed: bool) -> bool:
         """Return whether a request for an engine goes through the queue."""
-        return self._held[number] is not None and (streamed or self._router.engines[number].is_measured)
+        return self.knows(number) and (streamed or self._router.engines[number].is_measured)
+
+    def knows(self, number: int) -> bool:
+        """Return whether the size of an engine's cache is known."""
+        return self._held[number] is not None
+
+    def passes(self, sending: Sending) -> None:
+        """Record a request that an engine gets at once."""
+        held = self._held[sending.engine]
+        assert held is not None
+        held.hand(sending, self._clock())
 
     async def turn(self, sending: Sending) -> None:
         """Wait until the engine is to get a request.
@@ -118,7 +128,7 @@ class Queue:
         self._timers[number] = None if at is None else loop.call_later(max(at - now, 0.0) + 0.001, self.pump, number)
 
     def answered(self, sending: Sending, cached: int | None) -> None:
-        """Record an answer, and the cached tokens that it reports."""
+        """Record the end of a request, and the cached tokens that its answer reports; None: there are none."""
         held = self._held[sending.engine]
         if held is not None:
             held.answered(sending, cached)

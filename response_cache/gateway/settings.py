@@ -72,8 +72,9 @@ class GatewaySettings(ServerSettings):
     )
     gateway_queue: Literal["off", "warm-first"] = Field(
         "off",
-        description="warm-first: hold requests while an engine's prefill is busy, and hand on mostly cached prompts first, "
-        "within a bound. Agents beyond the cache then do not lose it. For engines without the plug-in. Needs the router cost.",
+        description="warm-first: hold requests while an engine's prefill is busy. They are handed on with mostly cached "
+        "prompts first, within a bound, so that agents beyond the cache do not lose it. For engines without the plug-in. Needs "
+        "the router cost.",
     )
     gateway_queue_timeout_s: Seconds = Field(600.0, description="Seconds for which a request is held; over it 503.")
     gateway_engine_tokens: int | None = Field(

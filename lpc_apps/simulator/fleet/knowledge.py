@@ -20,8 +20,8 @@ from hashlib import blake2b
 from itertools import chain
 from typing import ClassVar, Final
 
-from lpc_apps.routing import held as routing_held
 from lpc_apps.routing import router as routing
+from lpc_apps.routing.held import Held
 from lpc_apps.routing.known import Known, Match
 from lpc_apps.routing.prompt import Prompt
 from lpc_apps.routing.router import Sending
@@ -68,6 +68,10 @@ class Knowledge:
         """Sum of the latter."""
         self._due: list[deque[tuple[float, Turn]]] = [deque() for _ in engines]
         """First tokens to come, which the router sees at their time."""
+
+    def holds(self, held: Sequence[Iterable[Turn]]) -> None:
+        """Record that the router holds requests, by engine."""
+        self.held = held
 
     def cached(self, engine: int, turn: Turn, now: float) -> int:
         """Return the tokens of a prompt that an engine is believed to hold."""
@@ -283,14 +287,16 @@ class Gateway(Knowledge):
     """What `lpc gateway` knows, by its own code."""
 
     name = "gateway"
-    rule = "as corrected, by the code of `lpc gateway`: the speed of engines is learned, and all is bounded"
+    rule = "as corrected, by the code of `lpc gateway`: speeds are learned, and caches' sizes known only with a queue"
 
     def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
         super().__init__(workload, engines, prompt_token_s, number)
         names = [f"engine-{engine}" for engine in range(len(engines))]
         self.router = routing.Router(names, known=Known(tokens_per_size=1.0))
-        self._queues: dict[int, routing_held.Held] = {}
-        """What each engine is believed to hold, if the router holds requests."""
+        size = workload.block_tokens
+        self._tokens = [one.cache.capacity * size for one in engines]
+        self._queues: list[Held] = []
+        """What each engine is believed to hold, if the router holds requests; else it knows no cache's size."""
         self._sendings: dict[Turn, Sending] = {}
         """Requests without an answer."""
         self._first: list[deque[tuple[float, Turn, Sending]]] = [deque() for _ in engines]
@@ -299,6 +305,11 @@ class Gateway(Knowledge):
         self._ended: set[Turn] = set()
         """Requests that have been answered before their first token: in open traffic they take blocks from their arrival on."""
         self._latest: tuple[Turn, Prompt, Match] | None = None
+
+    def holds(self, held: Sequence[Iterable[Turn]]) -> None:
+        """Record that the router holds requests, by engine."""
+        super().holds(held)
+        self._queues = [Held(one, tokens) for one, tokens in zip(self.router.engines, self._tokens, strict=True)]
 
     def prompt(self, turn: Turn) -> tuple[Prompt, Match]:
         """Return a request's prompt, and what is known of it."""
@@ -317,9 +328,8 @@ class Gateway(Knowledge):
 
     def missing(self, engine: int, turn: Turn, now: float) -> int:
         """Return the tokens that the router believes an engine to compute: of a request that it holds, if it got it now."""
-        if (sending := self._sendings.get(turn)) is not None and sending.engine == engine:
-            queue = self._queue(engine)
-            return sending.missing if queue is None else queue.missing(sending)
+        if (sending := self._sendings.get(turn)) is not None and sending.engine == engine and self._queues:
+            return self._queues[engine].missing(sending)
         return self.router.missing(self.prompt(turn)[1], engine)
 
     def waiting_s(self, engine: int, now: float) -> float:
@@ -332,14 +342,13 @@ class Gateway(Knowledge):
         super().sent(engine, turn, now)
         self._see(engine, now)
         prompt, match = self.prompt(turn)
-        self._sendings[turn] = self.router.sent(prompt, match, engine, now, held=self._queue(engine) is not None)
+        self._sendings[turn] = self.router.sent(prompt, match, engine, now, held=bool(self._queues))
         self._latest = None
 
     def handed(self, engine: int, turn: Turn, now: float) -> None:
         """Record that an engine gets a request."""
-        sending, queue = self._sendings.get(turn), self._queue(engine)
-        if sending is not None and queue is not None:
-            queue.hand(sending, now)
+        if (sending := self._sendings.get(turn)) is not None and self._queues:
+            self._queues[engine].hand(sending, now)
 
     def first_token_due(self, engine: int, turn: Turn, at: float) -> None:
         """Announce when the router will see a request's first token."""
@@ -371,7 +380,8 @@ class Gateway(Knowledge):
         super().failed(engine)
         self._first[engine].clear()
         self.router.lost(engine)
-        self._queues.pop(engine, None)
+        if self._queues:
+            self._queues[engine] = Held(self.router.engines[engine], self._tokens[engine])
 
     def _see(self, engine: int, now: float) -> None:
         first = self._first[engine]
@@ -382,19 +392,12 @@ class Gateway(Knowledge):
                 self._ended.remove(turn)
                 self._report(engine, turn)
 
-    def _queue(self, engine: int) -> routing_held.Held | None:
-        """Return what holds an engine's requests; None: the router hands them on at once."""
-        if not isinstance(self.held[engine], tuple) and engine not in self._queues:
-            tokens = self._engines[engine].cache.capacity * self._workload.block_tokens
-            self._queues[engine] = routing_held.Held(self.router.engines[engine], tokens)
-        return self._queues.get(engine)
-
     def _report(self, engine: int, turn: Turn) -> None:
         """Let the router see an answer's usage."""
         hits = self._hits.pop(turn, 0)
         if (sending := self._sendings.pop(turn, None)) is not None:
-            if (queue := self._queue(engine)) is not None:
-                queue.answered(sending, hits)
+            if self._queues:
+                self._queues[engine].answered(sending, hits)
             self.router.answered(sending, turn.input_tokens, hits)
 
 

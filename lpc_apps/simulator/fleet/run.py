@@ -174,7 +174,7 @@ class _Run:
         known = kind(self._replay.workload, self._engines, self._cost.prompt_token_s, delay)
         known.up = up
         if self._fleet.queue is not None:
-            known.held = self._held
+            known.holds(self._held)
         return known, router(known, self._random, number)
 
     def _restart_router(self, now: float) -> None:

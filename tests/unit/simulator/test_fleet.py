@@ -14,6 +14,7 @@ from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.fleet import run as fleet_run
 from lpc_apps.simulator.fleet.held import Held, Repeated, RouterQueue
+from lpc_apps.simulator.fleet.knowledge import KNOWLEDGE, Gateway
 from lpc_apps.simulator.fleet.run import Fleet, FleetResult, copies, simulate_fleet
 from lpc_apps.simulator.fleet.verdict import fleet_verdict
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
@@ -306,3 +307,20 @@ def test_the_paragraph_names_no_router_that_gains_nothing() -> None:
     text = fleet_verdict([row("session-hash", "lru", "fcfs", 100e3, 10), row("cost:4", "lru", "fcfs", 101e3, 9)])
     assert "**The router:** no other of the 2 that were run gains more than 2%." in text
     assert text.endswith("Best of all is `session-hash` with stock engines.")
+
+
+@pytest.mark.parametrize("queue", [None, "warm-first"])
+def test_the_gateway_knows_no_caches_size_unless_it_holds_requests(
+    queue: RouterQueue | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `lpc gateway` asks engines for it only for its queue."""
+    made: list[Gateway] = []
+
+    class Seen(Gateway):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setitem(KNOWLEDGE, "gateway", Seen)
+    replay(agents(10, 100), 200, Fleet(2, "gateway", queue=queue))
+    assert [one.cache is not None for one in made[0].router.engines] == [queue is not None] * 2

@@ -1,0 +1,243 @@
+"""Benchmark `fleet`: routers before engines that are processes of their own, with recorded agents in a closed loop over HTTP.
+
+An engine is vLLM's real scheduler and block pool without a model (`testing.scaled_engine`). A token of its prompts is a word
+and stands for `scale` tokens of the log, and a second of the log lasts `time_scale` seconds, so this runs on a few processors.
+All ratios stay: of prompts to caches, of prefill to decoding, and of the gateway's own limits to both
+(`benchmarks.scaled_clock`). Other routers keep the clock that they have.
+"""
+
+import asyncio
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import httpx
+from rich.table import Table
+
+from benchmarks import BenchmarkError
+from benchmarks.engine import PYTHON, ROOT, check_engine
+from benchmarks.fleet_load import Counts, Load, Run
+from lpc.errors import UsageError
+from lpc.wire.terminal import console
+from lpc_apps.logs.formats import open_trace
+from lpc_apps.simulator.sessions import closed_loop
+from lpc_apps.simulator.workload import Workload, from_trace
+from testing import Unavailable
+from testing.processes import Server, free_port
+
+BLOCK: Final = 16
+STEP_TOKENS: Final = 8192
+"""Most tokens of the log in an engine's step."""
+SCHEDULES: Final = ("stock", "learned")
+
+
+class HttpServer(Server):
+    """A server that is up once a request for `/health` is answered 200."""
+
+    def __init__(self, log: Path, port: int, command: Sequence[str], **environment: str) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
+        super().__init__(log, command, {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment})
+        self.url = f"http://127.0.0.1:{port}"
+
+    def _serves(self) -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/health", timeout=1.0, trust_env=False).status_code == 200
+        return False
+
+
+def engine(folder: Path, load: Load, schedule: str) -> HttpServer:
+    """Return an engine that is not started."""
+    port = free_port()
+    options: dict[str, object] = {
+        "port": port,
+        "blocks": load.capacity // load.scale // BLOCK,
+        "prefill-rate": load.prefill_rate / load.scale / load.time_scale,
+        "output-token-ms": load.output_token_ms * load.scale * load.time_scale,
+        "step-tokens": STEP_TOKENS // load.scale,
+        "time-scale": load.time_scale,
+        "schedule": schedule,
+    }
+    words = [f"--{name}={value}" for name, value in options.items()]
+    return HttpServer(folder / f"engine-{port}.log", port, [str(PYTHON), "-m", "testing.scaled_engine", *words])
+
+
+def gateway(folder: Path, load: Load, urls: Sequence[str], *, router: str, queue: str = "off") -> HttpServer:
+    """Return `lpc gateway`, not started, in the time of the engines."""
+    port = free_port()
+    options = ["--no-response-cache", "--engines", ",".join(urls), "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "benchmarks.scaled_clock", str(load.time_scale), "gateway", *options]
+    settings = {"LPC_GATEWAY_ROUTER": router, "LPC_GATEWAY_QUEUE": queue, "LPC_METRICS_PORT": str(free_port())}
+    return HttpServer(folder / f"gateway-{port}.log", port, command, **settings)
+
+
+def peer(
+    folder: Path, load: Load, urls: Sequence[str], *, package: str, command: Sequence[str], options: Sequence[str]
+) -> HttpServer:
+    """Return another router, installed from the package index into an environment of its own, not started."""
+    del load
+    place = folder.parent / package
+    python = place / "bin" / "python"
+    if not python.exists():
+        venv.create(place, with_pip=False, symlinks=True)
+        pip = (sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check")
+        done = subprocess.run([*pip, package], capture_output=True, text=True)
+        if done.returncode:
+            raise BenchmarkError(f"{package} cannot be installed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+    port = free_port()
+    words = [str(place / "bin" / command[0]), *command[1:], "--host", "127.0.0.1", "--port", str(port)]
+    words += ["--prometheus-port", str(free_port()), "--worker-urls", *urls, *options]
+    return HttpServer(folder / f"{command[0]}-{port}.log", port, words)
+
+
+_VLLM: Final = ("vllm-router==0.1.17", ("vllm-router",), ("--worker-startup-check-interval", "1"))
+_SMG: Final = ("smg==1.13.0", ("smg", "launch"), ())
+_SGLANG: Final = ("sglang-router==0.3.2", ("python", "-m", "sglang_router.launch_router"), ())
+
+
+def _peer(made: tuple[str, tuple[str, ...], tuple[str, ...]], *options: str) -> Callable[..., HttpServer]:
+    package, command, always = made
+    return functools.partial(peer, package=package, command=command, options=(*always, *options))
+
+
+ROUTERS: Final[Mapping[str, Callable[..., HttpServer]]] = {
+    "hash": functools.partial(gateway, router="hash"),
+    "cost": functools.partial(gateway, router="cost"),
+    "cost+queue": functools.partial(gateway, router="cost", queue="warm-first"),
+    "smg": _peer(_SMG, "--policy", "cache_aware"),
+    "sglang-router": _peer(_SGLANG, "--policy", "cache_aware"),
+    "vllm-router": _peer(_VLLM, "--policy", "sticky_least_loaded"),
+}
+OURS: Final = ("hash", "cost", "cost+queue")
+
+
+def figures_of(counts: Counts, load: Load) -> dict[str, Any]:
+    """Return the figures of a run, in tokens and seconds of the log."""
+    took = (counts.until - counts.since) / load.time_scale
+    ordered = sorted(counts.latencies)
+    firsts = sorted(counts.first_words)
+    return {
+        "hit_rate": counts.cached / counts.prompt,
+        "throughput_tokens_s": counts.prompt * load.scale / took,
+        "latency_mean_s": sum(ordered) / len(ordered) / load.time_scale,
+        "latency_p99_s": ordered[int(0.99 * len(ordered))] / load.time_scale,
+        "first_word_p99_s": firsts[int(0.99 * len(firsts))] / load.time_scale,
+        "stayed": counts.stayed / max(counts.later, 1),
+        "imbalance": max(counts.engines.values()) * load.engines / sum(counts.engines.values()),
+        "failed": counts.failed,
+        "requests": len(ordered),
+        "seconds": took,
+    }
+
+
+@contextlib.contextmanager
+def engines_of(folder: Path, load: Load, schedule: str) -> Iterator[list[HttpServer]]:
+    """Start engines together, and kill them at the end."""
+    made = [engine(folder, load, schedule) for _ in range(load.engines)]
+    with contextlib.ExitStack() as stack:
+        for one in made:
+            stack.callback(one.kill)
+        with ThreadPoolExecutor(load.engines) as pool:  # a start takes a processor for seconds
+            list(pool.map(HttpServer.start, made))
+        yield made
+
+
+def run(
+    archive: Path,
+    load: Load,
+    *,
+    routers: Sequence[str] = OURS,
+    schedules: Sequence[str] = ("stock",),
+    seeds: Sequence[int] = (0,),
+) -> dict[str, Any]:
+    """Serve with each router, schedule and seed; print a line as each ends, and a table; return the figures.
+
+    Args:
+        archive: recorded sessions of agents.
+
+    Raises:
+        UsageError: a router or a schedule has no such name.
+        TraceError: the archive cannot be read.
+        BenchmarkError: vLLM is not installed in .venv-engine, a process did not start, or requests failed.
+    """
+    for name, known in [*((name, ROUTERS) for name in routers), *((name, SCHEDULES) for name in schedules)]:
+        if name not in known:
+            raise UsageError(f"{name!r:.40} is not one of {', '.join(known)}")
+    check_engine()
+    log = from_trace(open_trace(archive, "agents"))
+    rows: list[dict[str, Any]] = []
+    with TemporaryDirectory(prefix="fleet-") as made:
+        folder = Path(made) / "logs"
+        for schedule in schedules:
+            with engines_of(folder, load, schedule) as engines:
+                for seed in seeds:
+                    workload = closed_loop(log, load.sessions, load.requests, seed)
+                    for router in routers:
+                        row = {"engine": schedule, "router": router, "seed": seed}
+                        row |= _row(folder, load, workload, engines, row)
+                        rows.append(row)
+                        print(_line(row), flush=True)
+    _show(rows, load)
+    return {"archive": archive.name, **vars(load), "rows": rows}
+
+
+def _row(folder: Path, load: Load, workload: Workload, engines: Sequence[HttpServer], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of one run, or why it has none."""
+    for one in engines:
+        httpx.post(f"{one.url}/reset_prefix_cache", trust_env=False, timeout=60.0)
+    name = f"{row['engine']}, {row['router']}, seed {row['seed']}"
+    try:
+        before = [one.processor_s for one in engines]
+        began, own = time.perf_counter(), time.process_time()
+        with ROUTERS[row["router"]](folder, load, [one.url for one in engines]) as router:
+            counts = asyncio.run(Run(workload, load, router.url, name).run())
+            took, used = time.perf_counter() - began, router.processor_s
+        return {
+            **figures_of(counts, load),
+            "engine_processors": [round((one.processor_s - was) / took, 3) for one, was in zip(engines, before, strict=True)],
+            "router_processors": round(used / took, 3),
+            "client_processors": round((time.process_time() - own) / took, 3),
+        }
+    except (BenchmarkError, Unavailable) as error:
+        return {"error": str(error)}
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    name = f"{row['engine']}, {row['router']}, seed {row['seed']}: "
+    if "error" in row:
+        return name + str(row["error"])
+    return name + (
+        f"{row['hit_rate']:.1%} hits, {row['throughput_tokens_s'] / 1000:,.0f}k tokens/s, p99 {row['latency_p99_s']:.0f} s, "
+        f"{row['stayed']:.1%} stay, imbalance {row['imbalance']:.2f}; "
+        f"processors: engines {sum(row['engine_processors']):.2f}, router {row['router_processors']:.2f}, "
+        f"clients {row['client_processors']:.2f}"
+    )
+
+
+def _show(rows: Sequence[Mapping[str, Any]], load: Load) -> None:
+    title = (
+        f"{load.sessions} sessions, {load.engines} x {load.capacity:,} tokens, {'named' if load.named else 'without a name'}"
+    )
+    table = Table(title=title)
+    for column in ("engines", "router", "seed", "hits", "tokens/s", "mean s", "p99 s", "stay", "imbalance"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        start = (row["engine"], row["router"], str(row["seed"]))
+        if "error" in row:
+            table.add_row(*start, "none: " + row["error"])
+            continue
+        table.add_row(
+            *start,
+            *(f"{row['hit_rate']:.1%}", f"{row['throughput_tokens_s']:,.0f}"),
+            *(f"{row['latency_mean_s']:.1f}", f"{row['latency_p99_s']:.0f}"),
+            *(f"{row['stayed']:.1%}", f"{row['imbalance']:.2f}"),
+        )
+    console().print(table)
