@@ -122,8 +122,10 @@ class Reader:
         key = affinity(fields, known_to_engines if others is None else others.engine, tenant)
         continues = None if known_to_engines else text_at(fields, ("previous_response_id",))
         streamed = fields.get("stream") is True
-        prompt = prompt_of(digest("scope", tenant, fields.get("model")), turns(fields), key) if path in PROMPTS else None
-        # vLLM's responses API begins a stream before it computes anything.
+        # Many conversations may begin alike, so a beginning is no name. But an engine keeps the answers of the responses API,
+        # and that begins a stream before it computes anything (vLLM).
+        named = key if name is not None or path == RESPONSES else None
+        prompt = prompt_of(digest("scope", tenant, fields.get("model")), turns(fields), named) if path in PROMPTS else None
         route = Route(key, prompt, streamed and path != RESPONSES)
         return Reading(sent, route, session, asked, streamed, continues)
 

@@ -138,3 +138,12 @@ def test_held_is_never_more_than_what_was_sent_to_the_engine(steps: list[tuple[i
         known.sent(prompt, match, engine)
         caches[engine].update(prompt.ids)
         history += ["reply", f"q{len(history)}"]
+
+
+def test_conversations_without_a_name_that_begin_alike_are_kept_apart() -> None:
+    known = Known()
+    sent(known, talk("task"), 0)
+    sent(known, talk("task", "one", "a"), 0)
+    sent(known, talk("task", "two", "b"), 1)
+    assert known.match(talk("task", "one", "a", "x", "y")).engine == 0
+    assert known.match(talk("task", "two", "b", "x", "y")).engine == 1

@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpc.requests.possibly import beginning, turns
+from lpc.wire.headers import Headers
 from response_cache.gateway.choice import TAIL, usage_of
+from response_cache.gateway.clients import Tenants
+from response_cache.gateway.request import Reader
+from response_cache.gateway.targets import CHAT, RESPONSES
 
 
 @pytest.mark.parametrize(
@@ -101,3 +105,13 @@ def test_no_body_is_an_error(fields: dict[str, object]) -> None:
 def test_surrogates_and_long_roles_are_no_error() -> None:
     odd = {"role": "\ud800" * 10_000, "content": "\ud800", "tool_calls": "\udfff"}
     assert len(list(turns({"messages": [odd, random.random(), None, [[1]]]}))) == 4
+
+
+def test_a_beginning_that_many_conversations_share_is_no_name() -> None:
+    reader = Reader(Tenants(b"k"), 1000)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]}).encode()
+    prompts = [reader._read(path, headers, body, "", "t", None).route.prompt for path, headers in NAMED_OR_NOT]
+    assert [prompt is not None and prompt.name is not None for prompt in prompts] == [False, True, True]
+
+
+NAMED_OR_NOT: list[tuple[str, Headers]] = [(CHAT, []), (CHAT, [(b"x-session-id", b"s")]), (RESPONSES, [])]
