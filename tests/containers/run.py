@@ -361,7 +361,8 @@ def test_the_dry_runs_commands_print_what_the_tutorial_shows(stack: Stack) -> No
     """`pip install` is left out: the images' builds have installed the same packages."""
     machine = stack.machine
     stack.compose("cpu", "down", "--timeout=60")
-    serve, served, vllm, checked, doctor, found, report, _, _, thrashes, curl, counted = blocks_of("dry-run.md")
+    # The first two are the rehearsal's, which tests/engine/test_dry_run_page.py runs.
+    serve, served, vllm, checked, doctor, found, report, _, _, thrashes, curl, counted = blocks_of("dry-run.md")[2:]
     options = " ".join([*(each for each in ENGINE if "model-name" not in each), "--served-model-name my-model tiny"])
     volumes = [f"--volume={SITE / package}:{IN_IMAGE}/{package}:ro" for package in MOUNTED]
     volumes.append(f"--volume={machine.folder / 'model'}:/my-model:ro")
