@@ -13,7 +13,7 @@ from typing import Final
 
 from eviction_client.schedule.prefill import RepeatedPrefill
 from eviction_client.schedule.warm_first import OVERTAKE_S, WarmFirst
-from lpc_apps.routing.router import Engine, Sending
+from lpc_apps.routing.router import EngineWork, Sending
 
 AHEAD_S: Final = 0.2
 """Seconds of prefill that an engine may have waiting before requests are held."""
@@ -27,7 +27,7 @@ LEARNS: Final = 0.02
 """Change of the share by an answer that was not as believed."""
 
 
-class Cache:
+class BelievedCache:
     """The conversations that an engine is believed to hold: those that it was handed last.
 
     Args:
@@ -74,8 +74,8 @@ class Held:
         overtake_s: bound of overtaking, seconds of prefill; 0: first come, first served.
     """
 
-    def __init__(self, engine: Engine, capacity: int, *, overtake_s: float = OVERTAKE_S) -> None:
-        self.cache = Cache(capacity)
+    def __init__(self, engine: EngineWork, capacity: int, *, overtake_s: float = OVERTAKE_S) -> None:
+        self.cache = BelievedCache(capacity)
         engine.cache = self.cache
         self._engine = engine
         self._repeated = RepeatedPrefill(capacity)

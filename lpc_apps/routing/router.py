@@ -104,7 +104,7 @@ class Speed:
         self.tokens_per_s = self._measured.tokens_per_s
 
 
-class Engine:
+class EngineWork:
     """What a router knows of one engine's work.
 
     Attributes:
@@ -238,7 +238,7 @@ class Router:
 
     def __init__(self, names: Sequence[str], weight: float = WEIGHT, known: Known | None = None) -> None:
         self.speed = Speed()
-        self.engines = [Engine(name, self.speed) for name in names]
+        self.engines = [EngineWork(name, self.speed) for name in names]
         self.known = known or Known()
         self.weight = weight
         self._live: dict[int, tuple[float, int]] = {}

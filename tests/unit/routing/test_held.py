@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpc_apps.routing.held import Cache, Held
+from lpc_apps.routing.held import BelievedCache, Held
 from lpc_apps.routing.prompt import Prompt, prompt_of
 from lpc_apps.routing.router import Router, Sending
 
@@ -110,7 +110,7 @@ def test_without_a_stream_the_next_is_handed_on_when_the_prefill_should_have_end
 
 
 def test_the_believed_share_follows_what_answers_report() -> None:
-    smaller, larger = Cache(1000), Cache(1000)
+    smaller, larger = BelievedCache(1000), BelievedCache(1000)
     for _ in range(200):
         smaller.learn(held=True, cached=False)
         larger.learn(held=False, cached=True)
@@ -120,7 +120,7 @@ def test_the_believed_share_follows_what_answers_report() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 700)), max_size=80))
 def test_a_cache_holds_no_more_than_its_share_but_for_one_conversation(uses: list[tuple[int, int]]) -> None:
-    cache, latest = Cache(1000), dict[int, int]()
+    cache, latest = BelievedCache(1000), dict[int, int]()
     for conversation, tokens in uses:
         cache.use(conversation, tokens)
         latest[conversation] = tokens
