@@ -130,14 +130,15 @@ class EngineWork:
         self.salt = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") | 1
         self.live = 0
         self.cache: Container[object] | None = None
+        self._open: set[Sending] = set()
         self.clear()
 
     def clear(self) -> None:
         """Forget its work and its speed: it is a new process."""
         self._own, self.own_speed = Speed(), 0.0
-        for sending in getattr(self, "_open", ()):
+        for sending in self._open:
             sending.open = False
-        self._open: set[Sending] = set()
+        self._open.clear()
         self.missing, self.wrong = 0, 0.0
         self._first_at = 0.0
         self.due: list[tuple[float, int, Sending]] = []

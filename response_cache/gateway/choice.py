@@ -172,17 +172,19 @@ class ByCost:
 
     def ranked(self, route: Route) -> list[Engine]:
         """Return all engines in the order in which a request tries them, those that are down last."""
-        order = self._engines.ranked(route.key)
         if route.prompt is None:
-            return order
+            return self._engines.ranked(route.key)
         self._see_restarts()
         router, every = self._router, self._engines.all
         if route.stays and (last := router.known.engine_of(route.key)) is not None:
-            return sorted(order, key=lambda engine: engine is not every[last])
+            return sorted(self._engines.ranked(route.key), key=lambda engine: engine is not every[last])
         match = router.known.match(route.prompt)
         up = [number for number, engine in enumerate(every) if engine.ready]
         chosen = router.ranked(match, int.from_bytes(route.key[:8], "big"), up, self._clock())
-        return [*(every[number] for number in chosen), *(engine for engine in order if not engine.ready)]
+        order = [every[number] for number in chosen]
+        if len(up) < len(every):  # the hash of each engine takes longer than all else here
+            order += [engine for engine in self._engines.ranked(route.key) if engine not in order]
+        return order
 
     @contextmanager
     def visiting(self, engine: Engine, route: Route) -> Iterator[Visit]:
