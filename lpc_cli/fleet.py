@@ -15,7 +15,6 @@ from lpc_apps.simulator.fleet.routers import parse_router
 from lpc_apps.simulator.fleet.run import Fleet
 from lpc_apps.simulator.fleet.verdict import STOCK, engine_of, fleet_verdict, of_fleets, router_of
 from lpc_apps.simulator.run import Run, sweep
-from lpc_cli.outcome import note
 from lpc_cli.simulate_options import SimulateOptions
 from lpc_cli.simulation import built_in_moments
 from lpc_cli.simulation_lists import names_of, parts_of, sessions_of, workloads_of
@@ -76,14 +75,8 @@ def simulate_fleets(options: SimulateOptions, log: Log | None) -> dict[str, Any]
             for seed in range(options.seeds)
         ]
         answers = _Answers(runs, log)
-        stopped = False
-        try:
+        with answers.until_stopped():
             sweep(runs, options.jobs, lambda place, row: answers.add(runs[place], row), cluster=options.dask)
-        except KeyboardInterrupt:
-            if not answers.rows:
-                raise
-            note(f"stopped after {len(answers.rows)} runs; what follows is from these")
-            stopped = True
     rows = [answers.rows[run] for run in runs if run in answers.rows]
     summary = of_fleets(rows)
     said: dict[str, str] = {}
@@ -91,7 +84,7 @@ def simulate_fleets(options: SimulateOptions, log: Log | None) -> dict[str, Any]
         text = fleet_verdict([row for row in summary if (row["workload"], row["capacity_tokens"]) == place])
         print_paragraph(text)
         said[f"{place[0]}, {tokens(place[1])} each"] = text.replace("**", "")
-    if stopped:
+    if answers.stopped:
         raise KeyboardInterrupt
     found: dict[str, Any] = {"rows": rows, "summary": summary, "answer": said}
     if answers.log is not None:

@@ -29,7 +29,6 @@ from lpc_apps.simulator.picture import draw_hit_rates, write_png
 from lpc_apps.simulator.run import Run, WorkloadSpec, build, run_one, sweep
 from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, derived, nearest, pairs, sentence
 from lpc_apps.simulator.verdict import left_out_of, verdict
-from lpc_cli.outcome import note
 from lpc_cli.simulate_options import SimulateOptions
 from lpc_cli.simulation_lists import names_of, parts_of, sessions_of, workloads_of
 from lpc_cli.simulation_page import write_page
@@ -100,15 +99,9 @@ def simulate_engine(options: SimulateOptions, log: Log | None) -> dict[str, Any]
         alone = len(runs) == len(names) * len(sizes) and not options.closed
         plan = _Plan(runs, own, everything=options.policies is not None) if alone else None
         answers = _Answers(runs if plan is None else plan.runs, log)
-        stopped = False
-        try:
+        with answers.until_stopped():
             left, begin = (runs, None) if plan is None else (plan.left, partial(plan.begin, answers))
             sweep(left, options.jobs, lambda at, row: answers.add(left[at], row), cluster=options.dask, meanwhile=begin)
-        except KeyboardInterrupt:
-            if not answers.rows:
-                raise
-            note(f"stopped after {len(answers.rows)} runs; what follows is from these")
-            stopped = True
     rows = [answers.rows[run] for run in runs if run in answers.rows]
     summary = derived(rows)
     said: dict[str, str] = {}
@@ -133,7 +126,7 @@ def simulate_engine(options: SimulateOptions, log: Log | None) -> dict[str, Any]
         if page["said"]:
             said[workload] = "\n\n".join(page["said"])
         pages.append(page)
-    if stopped:  # no file has figures of a part of the runs
+    if answers.stopped:  # no file has figures of a part of the runs
         raise KeyboardInterrupt
     compute = options.settings.cost.compute
     if options.picture is not None:
