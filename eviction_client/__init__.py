@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from eviction_client.errors import ClientError, EngineUnsupported, StoreError
     from eviction_client.policy.hints import Hints
     from eviction_client.settings import ClientSettings
-    from eviction_client.stores import BlockHash, BlockStore, ConversationId, open_store
+    from eviction_client.stores import BlockHash, BlockStore, EngineId, open_store
     from eviction_client.stores.namespace import Namespace
     from eviction_client.transport.client import PredictorClient
     from eviction_client.transport.messages import Prediction
@@ -26,7 +26,7 @@ __all__ = [
     "BlockStore",
     "ClientError",
     "ClientSettings",
-    "ConversationId",
+    "EngineId",
     "EngineUnsupported",
     "FreeQueue",
     "Hints",
@@ -44,7 +44,7 @@ _HOMES: Final = {
     "transport.messages": ("Prediction",),
     "transport.client": ("PredictorClient",),
     "settings": ("ClientSettings",),
-    "stores": ("BlockHash", "BlockStore", "ConversationId", "open_store"),
+    "stores": ("BlockHash", "BlockStore", "EngineId", "open_store"),
     "stores.namespace": ("Namespace",),
 }
 

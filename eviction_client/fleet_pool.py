@@ -8,16 +8,14 @@ import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Generic
 
-from eviction_client.block_hash import BlockHash
 from eviction_client.pace import pause
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.free_queue import DONE
-from eviction_client.policy.request import TrackedRequest
+from eviction_client.policy.request import H, TrackedRequest
 from eviction_client.policy.rules import HOMES
-from eviction_client.stores.base import BlockStore
-from eviction_client.stores.conversations import Conversations
+from eviction_client.stores.base import BlockStore, EngineId
 from eviction_client.stores.retain_until import OLDEST_S, done_until
 from lpc.model.curve import HORIZON_S, retain_seconds
 
@@ -30,34 +28,35 @@ NOTICEABLE_S: Final = 1.0
 """A pooled time changes the class only if it is later than the own one by at least this."""
 
 
-class FleetPool:
+class FleetPool(Generic[H]):
     """Retain-until times of one engine and of the others. The background calls all methods but :meth:`class_of`.
 
     Args:
         store: of the times until which engines retain shared blocks.
+        engine: name of this engine, which no other one of the fleet has.
         ordered: returns whether a rule other than LRU orders the blocks.
 
     Attributes:
-        elsewhere: until when other conversations retain blocks, seconds since the epoch. Only the background writes it.
-        raised: spans in another class because another engine's conversation holds them.
+        elsewhere: until when other engines retain blocks, seconds since the epoch. Only the background writes it.
+        raised: spans in another class because another engine retains them for longer.
         implausible: answers of the store that are not valid times.
     """
 
-    def __init__(self, store: BlockStore, ordered: Callable[[], bool]) -> None:
+    def __init__(self, store: BlockStore[H], engine: EngineId, ordered: Callable[[], bool]) -> None:
         self.store = store
-        self.elsewhere: OrderedDict[BlockHash, float] = OrderedDict()
+        self.elsewhere: OrderedDict[H, float] = OrderedDict()
         self.raised = self.implausible = 0
+        self._engine = engine
         self._ordered = ordered
         self._retain_s: Sequence[float] = ()
         """By class of the queue; empty: 0 for all."""
         self._by_retain: Sequence[tuple[float, int]] = ()
-        self._conversations = Conversations()
-        self._lately: deque[BlockHash] = deque(maxlen=MAX_ASKED)
+        self._lately: deque[H] = deque(maxlen=MAX_ASKED)
         self._to_ask = False
         self._trimmed_at = time.monotonic()
 
-    def class_of(self, reuse_class: int, block: BlockHash, now: float) -> int:
-        """Return the class of a span: a different one if other conversations retain its deepest block for longer.
+    def class_of(self, reuse_class: int, block: H, now: float) -> int:
+        """Return the class of a span: a different one if another engine retains its deepest block for longer.
 
         In the scheduler's thread.
         """
@@ -84,20 +83,19 @@ class FleetPool:
         self._by_retain = sorted((seconds, number) for number, seconds in enumerate(retain_s[:known]))
         self._retain_s = retain_s
 
-    def started(self, request: TrackedRequest[BlockHash]) -> None:
+    def started(self, request: TrackedRequest[H]) -> None:
         """Note the deepest blocks of a request's gap spans for the next query."""
         self._lately.extend(request.prompt[span.end - 1] for span in request.gap_spans)
         if request.new_blocks:  # another engine may know the first unknown block
             self._lately.append(request.prompt[request.old])
         self._to_ask = True
 
-    def finished(self, request: TrackedRequest[BlockHash]) -> None:
+    def finished(self, request: TrackedRequest[H]) -> None:
         """Record until when this engine retains the blocks of a finished request."""
         if request.blocks:
-            name = self._conversations.name(request.session, request.blocks)
             for start, end, reuse_class, _, _ in request.spans:
                 until = done_until(request.at) if reuse_class == DONE else request.at + self.retain_s(reuse_class)
-                self.store.record(name, request.blocks[start:end], until)
+                self.store.record(self._engine, request.blocks[start:end], until)
 
     def refitted(self, policy: Policy[Any]) -> None:
         """Set the retain seconds by the tables of the rule in force."""
@@ -114,7 +112,11 @@ class FleetPool:
         """Write recorded times to the store, and query it for the noted blocks."""
         if self._to_ask:
             self._to_ask = False
-            self.elsewhere.update(self.store.shared(list(dict.fromkeys(self._lately))))
+            asked = list(dict.fromkeys(self._lately))
+            found = self.store.elsewhere(self._engine, asked)
+            for block in asked:
+                self.elsewhere.pop(block, None)
+            self.elsewhere.update(found)
             while len(self.elsewhere) > MAX_POOLED:
                 self.elsewhere.popitem(last=False)
         else:

@@ -63,7 +63,7 @@ class Learner:
         block_tokens: int,
         hits: HitUnit | None,
         predictor: Predictor,
-        pool: FleetPool | None,
+        pool: FleetPool[BlockHash] | None,
         owners: Owners | None,
         now: Callable[[], float],
         failed: Callable[[Exception], None],

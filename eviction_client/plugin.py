@@ -9,6 +9,7 @@ in order: the policy learns from them, and the store of the fleet is read and wr
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from secrets import token_hex
 from typing import Any, Final, Protocol
 
 from eviction_client.background import BackgroundThread, StartBackground
@@ -24,7 +25,7 @@ from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.spans import Span, Spans
 from eviction_client.policy.tier import ChunkTier
 from eviction_client.settings import ClientSettings
-from eviction_client.stores.base import BlockStore
+from eviction_client.stores.base import BlockStore, EngineId
 from eviction_client.transport.predictor import Predictor
 from lpc.clock import MonotoneClock
 from lpc.wire.bugs import log_bug
@@ -79,7 +80,7 @@ class Plugin:
         block_tokens: int,
         hits: HitUnit | None = None,
         predictor: Predictor,
-        store: BlockStore | None = None,
+        store: BlockStore[BlockHash] | None = None,
         clock: Callable[[], float] | None = None,
         background: StartBackground = BackgroundThread,
     ) -> None:
@@ -94,7 +95,7 @@ class Plugin:
         self.seconds = 0.0
         self._capacity = capacity
         self._owners = Owners(capacity) if settings.hints_share else None
-        self.pool = None if store is None else FleetPool(store, ordered=lambda: self.tables is not None)
+        self.pool = None if store is None else FleetPool(store, EngineId(token_hex(8)), ordered=lambda: self.tables is not None)
         self.learner = Learner(
             settings,
             capacity=capacity,

@@ -98,8 +98,8 @@ class ClientSettings(RedisSettings):
 
     pooling: Literal["auto", "off", "shared", "fleet"] = Field(
         default="auto",
-        description="which other conversations may keep a shared block: none (off), those of this engine (shared), or those of "
-        "all engines on one Redis (fleet). auto is fleet with a Redis URL, else shared",
+        description="whether engines on one Redis pool until when they retain shared blocks (fleet) or not (off; shared, of "
+        "former releases, is the same). auto is fleet with a Redis URL, else off",
     )
     redis_url: SecretStr | None = Field(
         default=None,
@@ -144,11 +144,11 @@ class ClientSettings(RedisSettings):
         return self
 
     @property
-    def pools(self) -> Literal["off", "shared", "fleet"]:
+    def pools(self) -> Literal["off", "fleet"]:
         """What ``pooling`` comes to."""
-        if self.pooling == "auto":
-            return "shared" if self.redis_url is None else "fleet"
-        return self.pooling
+        if self.pooling == "fleet" or (self.pooling == "auto" and self.redis_url is not None):
+            return "fleet"
+        return "off"
 
     @model_validator(mode="after")
     def _access_is_whole(self) -> Self:

@@ -14,6 +14,7 @@ from lpc_apps.simulator.fleet.knowledge import Text, parse_knowledge
 from lpc_apps.simulator.fleet.routers import parse_router
 from lpc_apps.simulator.fleet.run import Fleet
 from lpc_apps.simulator.fleet.verdict import STOCK, engine_of, fleet_verdict, of_fleets, router_of
+from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.run import Run, sweep
 from lpc_cli.simulate_options import SimulateOptions
 from lpc_cli.simulation import built_in_moments
@@ -53,9 +54,15 @@ def simulate_fleets(options: SimulateOptions, log: Log | None) -> dict[str, Any]
         for one in known[: None if order == "warm-first" or parse_router(router)[0].reads_caches else 1]
     ]
     fails = None if options.engine_down is None else parse_down(options.engine_down, engines)
-    kinds = [(name, options.queueing) for name in names_of(POLICIES if options.policies is None else options.policies)]
+    names = names_of(POLICIES if options.policies is None else options.policies)
+    kinds = [(name, options.queueing, False) for name in names]
     if options.queueing.label != STOCK[1]:
-        kinds.insert(0, (STOCK[0], replace(FCFS, in_turn=options.in_turn)))
+        kinds.insert(0, (STOCK[0], replace(FCFS, in_turn=options.in_turn), False))
+    if options.pool:
+        pooling = [name for name in names if REGISTRY[name].pools]
+        if not pooling:
+            raise SimulationError("only the plug-in pools: add plugin or plugin-sidecar to --policies, or leave out --pool")
+        kinds += [(name, options.queueing, True) for name in pooling]
     restart, ahead = options.router_restart, options.requests_ahead or 0
     with built_in_moments(spec, options) as prepared:
         runs = [
@@ -65,12 +72,12 @@ def simulate_fleets(options: SimulateOptions, log: Log | None) -> dict[str, Any]
                 capacity=size,
                 queueing=queueing,
                 settings=options.settings,
-                fleet=Fleet(engines, router, one, fails, restart, spec.seed + seed, order, ahead),
+                fleet=Fleet(engines, router, one, fails, restart, spec.seed + seed, order, ahead, pooled),
             )
             for workload in workloads_of(options.workload)
             for count in sessions_of(options)
             for size in sizes
-            for name, queueing in kinds
+            for name, queueing, pooled in kinds
             for router, one, order in informed
             for seed in range(options.seeds)
         ]
@@ -137,7 +144,7 @@ def _row(run: Run) -> tuple[Any, ...]:
     assert run.fleet is not None
     return (
         *(run.workload.workload, run.workload.sessions, run.capacity, run.policy, run.queueing),
-        *(run.fleet.router, run.fleet.knows, run.fleet.queue),
+        *(run.fleet.router, run.fleet.knows, run.fleet.queue, run.fleet.pooled),
     )
 
 

@@ -156,6 +156,14 @@ class SimulateOptions:
         str | None,
         _option(FLEET, "Seconds at which engine 1 fails and is back with an empty cache: 600-660; 600-600: a restart."),
     ] = None
+    pool: Annotated[
+        bool,
+        _option(
+            FLEET,
+            "Also with plug-ins that pool until when they retain shared blocks, as through Redis (LPC_REDIS_URL), but at once.",
+            "--pool",
+        ),
+    ] = False
     model: Annotated[
         str | None,
         _option(
@@ -218,6 +226,7 @@ class SimulateOptions:
             ("--router-queue", None if self.router_queue == "none" else self.router_queue),
             ("--requests-ahead", self.requests_ahead),
             ("--engine-down", self.engine_down),
+            ("--pool", self.pool or None),
         )
         of_one: tuple[tuple[str, object], ...] = (
             ("--cache", self.cache),

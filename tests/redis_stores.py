@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eviction_client.errors import StoreError
-from eviction_client.stores import BlockHash, ConversationId
+from eviction_client.stores import BlockHash, EngineId
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.wire.redis_connection import Connection
@@ -16,7 +16,7 @@ from tests.eventually import until
 from tests.relay import Relay
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
-A, B = ConversationId("conversation-a"), ConversationId("conversation-b")
+A, B = EngineId("engine-a"), EngineId("engine-b")
 BLOCKS = [BlockHash(bytes([n]) * 32) for n in range(1, 9)]
 
 
@@ -63,5 +63,5 @@ def refusal(url: str, **options) -> str:
             store.check()
         assert not store.flush() and store.failures
         assert not store.healthy
-        assert store.shared(BLOCKS) == {}
+        assert store.elsewhere(B, BLOCKS) == {}
     return str(caught.value)

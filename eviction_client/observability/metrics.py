@@ -92,7 +92,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
         "fate",
     ),
     "lpc_retained_blocks": (Gauge, "Blocks (SGLang: tokens) that hints retain in the cache and its tiers, at most.", ""),
-    "lpc_pooled_raises": (Counter, "Spans of blocks in another class because another conversation holds them.", ""),
+    "lpc_pooled_raises": (Counter, "Spans of blocks in another class because another engine retains them for longer.", ""),
     "lpc_pooled_refused": (Counter, "Answers of the store that cannot be a retain-until time: another clock, for example.", ""),
     "lpc_repeated_prefill": (Gauge, "Share of the latest prefill that computed what the cache had before and has evicted.", ""),
     "lpc_warm_first": (

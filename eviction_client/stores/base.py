@@ -1,49 +1,51 @@
 """The contract of all stores of retain-until times.
 
-The rule (:func:`pooled`): while one conversation alone holds a block, each of its turns replaces the block's time, which may
-sink. Once another conversation holds the block, it is shared, and its time only rises: to the maximum of the time it had and
-of all later ones.
+The rule (:func:`pooled`): a block has the latest of the engines' times, and the name of the engine that holds it that long. A
+later record of that engine replaces its own, also by an earlier time: a time is what its engine thinks now.
 
-So for records of different conversations, pooling is commutative, associative and idempotent. The order matters only between
-the turns of one conversation.
+An engine reads only the times of others (:meth:`BlockStore.elsewhere`): what its own conversations will use again it knows
+better, from all of their uses. Pooling its own earlier times lost up to 3.5 points of hits on prompts that many requests share
+(docs/explanation/simulator.md).
+
+For records of different engines that are sent once, pooling is commutative, associative and idempotent. A time that the holder
+replaces by an earlier one does not bring back those of the others: their next turns do.
 
 A time is that of :mod:`eviction_client.stores.retain_until`, seconds since the epoch.
 """
 
 from collections.abc import Sequence
-from typing import Final, NewType, Protocol
+from typing import NewType, Protocol, TypeVar
 
-from eviction_client.block_hash import BlockHash
-
-ConversationId = NewType("ConversationId", str)
-"""Name of a conversation in all engines of a fleet; not empty. Only a keyed digest of it leaves the process."""
-
-SHARED: Final = ConversationId("")
-"""Owner of a block that more than one conversation holds. No conversation has this name."""
+EngineId = NewType("EngineId", str)
+"""Name of an engine in its fleet; not empty. Only a keyed digest of it leaves the process."""
 
 
-def pooled(owner: str | None, until: float, conversation: str, new: float) -> tuple[str, float]:
-    """Return a block's owner and retain-until time after a turn of ``conversation``, which holds it, has ended with ``new``.
+def pooled(holder: str | None, until: float, engine: str, new: float) -> tuple[str, float]:
+    """Return a block's holder and retain-until time after a turn on ``engine`` has ended that retains it until ``new``.
 
     Args:
-        owner: the block's owner before: a conversation, SHARED, or None for a new block.
+        holder: the engine with the latest time before; None for a new block.
         until: the block's time before; ignored for a new block.
     """
-    if owner is None or owner == conversation:
-        return conversation, new
-    return SHARED, max(until, new)
+    if holder is None or holder == engine or new >= until:
+        return engine, new
+    return holder, until
 
 
-class BlockStore(Protocol):
+B = TypeVar("B")
+"""Name of a block: an engine's `BlockHash`, or a simulator's segment."""
+
+
+class BlockStore(Protocol[B]):
     """Retain-until times of the blocks of one namespace, for one background thread of an engine.
 
     A call takes at most the store's time-out. Only :meth:`retain_until` raises if the store is unavailable.
     """
 
-    def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], until: float) -> None:
-        """Record that a turn of ``conversation`` retains ``blocks`` until a time (seconds since the epoch, finite).
+    def record(self, engine: EngineId, blocks: Sequence[B], until: float) -> None:
+        """Record that ``engine`` retains ``blocks`` until a time (seconds since the epoch, finite).
 
-        The next :meth:`flush` or :meth:`shared` may write the record. ``blocks`` must not change afterwards.
+        The next :meth:`flush` or :meth:`elsewhere` may write the record. ``blocks`` must not change afterwards.
         """
         ...
 
@@ -51,8 +53,8 @@ class BlockStore(Protocol):
         """Write the pending records; return whether all are in the store."""
         ...
 
-    def shared(self, blocks: Sequence[BlockHash]) -> dict[BlockHash, float]:
-        """Write the pending records; return the times of the blocks that more than one conversation holds.
+    def elsewhere(self, engine: EngineId, blocks: Sequence[B]) -> dict[B, float]:
+        """Write the pending records; return the times of the blocks that another engine holds longest.
 
         The caller uses a time only if it is later than its own.
         """
@@ -62,7 +64,7 @@ class BlockStore(Protocol):
         """Forget blocks whose time is below `forgotten_below(now)`; ``now``: seconds since the epoch."""
         ...
 
-    def retain_until(self, blocks: Sequence[BlockHash]) -> list[float | None]:
+    def retain_until(self, blocks: Sequence[B]) -> list[float | None]:
         """Return the time of each block, None if unknown. Raises StoreError if the store is unavailable."""
         ...
 

@@ -1,18 +1,18 @@
-"""Layout of the retain-until times in Redis: keys, members, owner tags, and the two scripts that change them.
+"""Layout of the retain-until times in Redis: keys, members, tags of engines, and the two scripts that change them.
 
 Each shard is one sorted set, ``lpc:{<namespace>:<shard>/<shards>}:retain_until``. The braces are a Redis Cluster hash tag.
 
 Members are 14 bytes of the block hash: with its header a member then fills a 16-byte allocation (15 bytes would take 32).
 
-The owner of a private block decides whether a time is replaced or raised. It is stored *in the time*: the lowest 16 of a
-double's 53 bits are a tag of the owning conversation, a keyed digest in [1, 65535]; 0 marks a shared block. The other bits are
-the time in units of 1/32 s (:data:`UNIT`). Two conversations share a tag with a probability of 1/65535; a block that both
-hold then counts as private. With one set instead of two, trimming is one command that leaves nothing behind, and memory is
+The engine that holds a block longest decides whether a time is replaced. It is stored *in the time*: the lowest 16 of a
+double's 53 bits are a tag of the engine, a keyed digest in [1, 65535]; 0 is of a release that pooled by conversation. The other
+bits are the time in units of 1/32 s (:data:`UNIT`). Two engines share a tag with a probability of 1/65535; then each takes the
+other's times for its own. With one set instead of two, trimming is one command that leaves nothing behind, and memory is
 lowest. Redis 7.0, 200,000 blocks, requests of 300 blocks, 4 shards, one request per round trip (the first three take about the
 same time):
 
     layout                                     bytes per block    commands per request
-    owner tag in the time (this one)                       112                       4
+    tag in the time (this one)                             112                       4
     sorted set and hash of owners, one script              186                       4
     sorted set and second sorted set of owners             224                       4
     one ZADD per block, 32-byte members                    144                     300
@@ -20,8 +20,8 @@ same time):
 The block hash chooses the shard. By the root of the prefix chain a request would touch one shard, but all conversations with
 one system prompt would share that shard.
 
-ZADD GT does not suffice: a block that becomes shared loses its tag, so its stored number may fall while its time does not. The
-script compares times instead; Redis runs it atomically, so no update is lost.
+ZADD GT does not suffice: the holder's own time may fall. The script compares times and tags; Redis runs it atomically, so no
+update is lost.
 """
 
 import hashlib
@@ -31,15 +31,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from eviction_client.block_hash import BlockHash
-from eviction_client.stores.base import ConversationId
+from eviction_client.stores.base import EngineId
 from eviction_client.stores.retain_until import REMEMBERED_S
 from lpc.model.curve import HORIZON_S
 
 MEMBER_BYTES: Final = 14
-OWNER_TAGS: Final = 2**16
+TAGS: Final = 2**16
 LIMIT: Final = 2.0**32
 """Bound of the absolute value of times: seconds since the epoch until the year 2106."""
-UNIT: Final = LIMIT * OWNER_TAGS / 2.0**53
+UNIT: Final = LIMIT * TAGS / 2.0**53
 """Resolution of a time in Redis, seconds: 1/32, as the tag takes 16 of 53 bits."""
 
 LIVES_S: Final = 2 * HORIZON_S + REMEMBERED_S
@@ -49,7 +49,7 @@ MOST_AHEAD_S: Final = 3 * HORIZON_S
 """A stored time that is later than the clock of Redis, and than the new time, by more than this is from no engine."""
 
 RECORD_SCRIPT: Final = """
-local unit, width, owner, new = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local unit, width, engine, new = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local blob, most = ARGV[6], math.max(new, redis.call('TIME')[1] + 0) + ARGV[7]
 local step = width * 1000
 for from = 1, #blob, step do
@@ -66,11 +66,9 @@ for from = 1, #blob, step do
   end
   local changed = {}
   for j, member in ipairs(members) do
-    local stored, now = before[j] and tonumber(before[j]), new + owner
+    local stored, now = before[j] and tonumber(before[j]), new + engine
     local known = stored and math.floor(stored / unit) * unit
-    if stored and known <= most then
-      if stored - known ~= owner then now = math.max(known, new) end
-    end
+    if stored and known <= most and known > new and stored - known ~= engine then now = stored end
     if now ~= stored then
       changed[#changed + 1] = now
       changed[#changed + 1] = member
@@ -81,7 +79,7 @@ end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
 """
-"""Key: the sorted set. Arguments: milliseconds to live, unit of the time, bytes per member, owner tag (a fraction of the
+"""Key: the sorted set. Arguments: milliseconds to live, unit of the time, bytes per member, the engine's tag (a fraction of the
 unit), time (a multiple of the unit), members (concatenated), MOST_AHEAD_S. It handles 1,000 at a time: Lua's stack limits
 `unpack`.
 
@@ -108,9 +106,9 @@ def floor(until: float) -> float:
     return math.floor(min(max(until, -LIMIT), LIMIT - UNIT) / UNIT) * UNIT
 
 
-def tag(owner: int) -> float:
-    """Return an owner tag in [0, OWNER_TAGS) as stored: a fraction of the unit."""
-    return owner * (UNIT / OWNER_TAGS)
+def tag(number: int) -> float:
+    """Return the tag of a number in [0, TAGS) as stored: a fraction of the unit."""
+    return number * (UNIT / TAGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +129,10 @@ class Layout:
             shards[int.from_bytes(block[:4], "big") % self.shards].append(i)
         return shards
 
-    def owner(self, conversation: ConversationId) -> float:
-        """Return the tag of a conversation as stored: a digest keyed by the namespace."""
-        digest = hashlib.blake2b(conversation.encode(errors="replace"), key=self.namespace.encode(), digest_size=8)
-        return tag(1 + int.from_bytes(digest.digest(), "big") % (OWNER_TAGS - 1))
+    def tag_of(self, engine: EngineId) -> float:
+        """Return the tag of an engine as stored: a digest keyed by the namespace."""
+        digest = hashlib.blake2b(engine.encode(errors="replace"), key=self.namespace.encode(), digest_size=8)
+        return tag(1 + int.from_bytes(digest.digest(), "big") % (TAGS - 1))
 
 
 def member(block: BlockHash) -> bytes:

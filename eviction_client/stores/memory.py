@@ -1,43 +1,46 @@
-"""Retain-until times in the engine's own process: the default store."""
+"""Retain-until times of engines in one process: of `lpc simulate`, and for tests."""
 
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import Generic, TypeVar
 
-from eviction_client.block_hash import BlockHash
 from eviction_client.pace import in_pieces, pause
 from eviction_client.recent import Recent
-from eviction_client.stores.base import SHARED, ConversationId, pooled
+from eviction_client.stores.base import EngineId, pooled
 from eviction_client.stores.retain_until import forgotten_below
 
 MAX_BLOCKS = 1_000_000
 """Blocks remembered: about 200 MB."""
 
 
-class MemoryStore:
+B = TypeVar("B")
+
+
+class MemoryStore(Generic[B]):
     """Retain-until times of one process. Beyond ``max_blocks`` it forgets the blocks that were recorded longest ago."""
 
     def __init__(self, *, max_blocks: int = MAX_BLOCKS) -> None:
-        self._blocks: Recent[BlockHash, tuple[str, float]] = Recent(max_blocks)  # owner and time
+        self._blocks: Recent[B, tuple[str, float]] = Recent(max_blocks)  # holder and time
         self._closed = False
 
-    def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], until: float) -> None:
+    def record(self, engine: EngineId, blocks: Sequence[B], until: float) -> None:
         """See :meth:`BlockStore.record`."""
         if self._closed:
             return
         known = self._blocks
         for piece in in_pieces(blocks):
             for block in piece:
-                owner, before = known.get(block) or (None, 0.0)
-                known.put(block, pooled(owner, before, conversation, until))
+                holder, before = known.get(block) or (None, 0.0)
+                known.put(block, pooled(holder, before, engine, until))
 
     def flush(self) -> bool:
         """See :meth:`BlockStore.flush`."""
         return True
 
-    def shared(self, blocks: Sequence[BlockHash]) -> dict[BlockHash, float]:
-        """See :meth:`BlockStore.shared`."""
+    def elsewhere(self, engine: EngineId, blocks: Sequence[B]) -> dict[B, float]:
+        """See :meth:`BlockStore.elsewhere`."""
         found = ((block, self._blocks.get(block)) for block in blocks)
-        return {block: entry[1] for block, entry in found if entry is not None and entry[0] == SHARED}
+        return {block: entry[1] for block, entry in found if entry is not None and entry[0] != engine}
 
     def trim(self, now: float) -> None:
         """See :meth:`BlockStore.trim`. Stops in each part at the first block that is not to be forgotten."""
@@ -48,7 +51,7 @@ class MemoryStore:
                 del part[block]
             pause()
 
-    def retain_until(self, blocks: Sequence[BlockHash]) -> list[float | None]:
+    def retain_until(self, blocks: Sequence[B]) -> list[float | None]:
         """See :meth:`BlockStore.retain_until`."""
         found = [self._blocks.get(block) for block in blocks]
         return [None if entry is None else entry[1] for entry in found]

@@ -17,7 +17,7 @@ from redis.backoff import AbstractBackoff
 from eviction_client.block_hash import BlockHash
 from eviction_client.errors import StoreError
 from eviction_client.pace import in_pieces, pause
-from eviction_client.stores.base import ConversationId
+from eviction_client.stores.base import EngineId
 from eviction_client.stores.layout import (
     LIVES_S,
     MEMBER_BYTES,
@@ -72,18 +72,18 @@ class RedisStore:
         self._connection = connection
         self._health = Health(connection, "of retain-until times", backoff=backoff, clock=clock)
         self._layout = Layout(namespace.digest, shards)
-        self._records: deque[tuple[ConversationId, Sequence[BlockHash], float]] = deque()
+        self._records: deque[tuple[EngineId, Sequence[BlockHash], float]] = deque()
         self._pending = 0
         self._max_pending = max_pending_blocks
         self._lock = threading.Lock()
         self._closed = False
 
-    def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], until: float) -> None:
+    def record(self, engine: EngineId, blocks: Sequence[BlockHash], until: float) -> None:
         """See :meth:`BlockStore.record`."""
         if self._closed:
             return
         with self._lock:
-            self._records.extend((conversation, piece, until) for piece in in_pieces(blocks))
+            self._records.extend((engine, piece, until) for piece in in_pieces(blocks))
             self._pending += len(blocks)
             while self._pending > self._max_pending:
                 dropped = len(self._records.popleft()[1])
@@ -96,12 +96,12 @@ class RedisStore:
             self._use(self._write)
         return not self._records
 
-    def shared(self, blocks: Sequence[BlockHash]) -> dict[BlockHash, float]:
-        """See :meth:`BlockStore.shared`."""
+    def elsewhere(self, engine: EngineId, blocks: Sequence[BlockHash]) -> dict[BlockHash, float]:
+        """See :meth:`BlockStore.elsewhere`."""
 
         def write_and_look_up(client: Any) -> list[float | None]:
             self._write(client)
-            return self._look_up(client, blocks, shared=True)
+            return self._look_up(client, blocks, besides=engine)
 
         found = self._use(write_and_look_up) or []
         return {block: until for block, until in zip(blocks, found, strict=False) if until is not None}
@@ -179,9 +179,9 @@ class RedisStore:
     def _write(self, client: Any) -> None:
         layout, commands, records = self._layout, [], self._records
         while records:
-            for conversation, blocks, until in islice(records, RECORDS_AT_ONCE):
+            for engine, blocks, until in islice(records, RECORDS_AT_ONCE):
                 names = members(blocks)
-                value = (UNIT, MEMBER_BYTES, layout.owner(conversation), floor(until))
+                value = (UNIT, MEMBER_BYTES, layout.tag_of(engine), floor(until))
                 for shard, indices in enumerate(layout.by_shard(blocks)):
                     if indices:
                         blob = b"".join([names[i] for i in indices])
@@ -196,8 +196,9 @@ class RedisStore:
             for _ in range(min(RECORDS_AT_ONCE, len(records))):
                 records.popleft()
 
-    def _look_up(self, client: Any, blocks: Sequence[BlockHash], *, shared: bool = False) -> list[float | None]:
-        """Return the time of each block; None if unknown or, with ``shared``, if only one conversation holds the block."""
+    def _look_up(self, client: Any, blocks: Sequence[BlockHash], *, besides: EngineId | None = None) -> list[float | None]:
+        """Return the time of each block; None if unknown, or if the engine ``besides`` holds it longest."""
+        own = None if besides is None else self._layout.tag_of(besides)
         names = members(blocks)
         lookups = [(shard, indices) for shard, indices in enumerate(self._layout.by_shard(blocks)) if indices]
         found: list[float | None] = [None] * len(blocks)
@@ -214,7 +215,7 @@ class RedisStore:
             for i, value in zip(indices, stored, strict=True):
                 if value is not None:
                     until = floor(float(value))
-                    found[i] = until if not shared or until == float(value) else None
+                    found[i] = until if float(value) - until != own else None
         return found
 
     def _trim(self, client: Any, threshold: float) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
+from eviction_client.stores.base import BlockStore, EngineId
 from lpc_apps.simulator.blocks import B
 from lpc_apps.simulator.segments import Path, Segment
 from lpc_apps.simulator.workload import Cost, Turn, Workload
@@ -44,6 +45,7 @@ class Policy(ABC, Generic[B]):
         rule: one line: the block to evict first.
         source: source of the rule.
         bound: whether the policy uses future requests.
+        pools: whether the engines of a fleet can pool what they know of shared blocks.
         piece_type: creates a piece from segment, index of the first block and number of blocks. The policy stores its data per
             block as attributes of the piece.
     """
@@ -53,12 +55,16 @@ class Policy(ABC, Generic[B]):
     rule: ClassVar[str]
     source: ClassVar[str]
     bound: ClassVar[bool] = False
+    pools: ClassVar[bool] = False
     piece_type: Callable[[Segment, int, int], B]
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         self.capacity = capacity
         self.workload = workload
         self.settings = settings
+
+    def join(self, store: BlockStore[Segment], engine: EngineId) -> None:
+        """Pool what is known of shared blocks with the other engines of a fleet, if the policy pools."""
 
     def arrive(self, turn: Turn, now: float) -> None:
         """Called when a request arrives. It may wait, or be too large to run."""

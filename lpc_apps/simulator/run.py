@@ -185,6 +185,7 @@ def run_one(run: Run, on_start: Callable[[Turn, int], None] | None = None) -> di
             "router": run.fleet.router,
             "knows": run.fleet.knows,
             "held": run.fleet.queue,
+            "pooled": run.fleet.pooled,
             **figures,
         }
     figures["prefill_load"] *= sample

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
+from eviction_client.stores import BlockHash, EngineId, MemoryStore, open_store
 from eviction_client.stores.namespace import Namespace
 from eviction_client.transport.client import PredictorClient
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
@@ -264,8 +264,8 @@ def test_stores_get_hashes_only(redis_server: RedisServer, caplog: pytest.LogCap
     blocks = [BlockHash(bytes([n]) * 32) for n in range(8)]
     with monitored(redis_server) as heard, contextlib.closing(redis_server.client()) as client:
         store = open_store(settings, Namespace("sha256_cbor", "0", 16, CANARY))
-        store.record(ConversationId(CANARY), blocks, 1.0)
-        store.shared(blocks)
+        store.record(EngineId(CANARY), blocks, 1.0)
+        store.elsewhere(EngineId("other"), blocks)
         assert store.flush()
         assert store.retain_until(blocks) == pytest.approx([1.0] * 8)
         store.trim(time.time())

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from eviction_client.block_hash import BlockHash
-from eviction_client.stores.base import ConversationId
+from eviction_client.stores.base import EngineId
 from eviction_client.stores.layout import LIMIT, UNIT
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
@@ -211,7 +211,7 @@ async def _shared_after(
             assert all(math.isfinite(sample.value) for sample in metric.samples if metric.name != "lpc_return_model_nats")
 
 
-CONVERSATION_A, CONVERSATION_B = ConversationId("a"), ConversationId("b")
+ENGINE_A, ENGINE_B = EngineId("a"), EngineId("b")
 BLOCKS = [BlockHash(bytes([n]) * 32) for n in range(1, 9)]
 times = st.sampled_from(("inf", "-inf", "nan", "1e308", "-1", "0", str(LIMIT - UNIT), str(2**53))) | st.floats().map(str)
 
@@ -226,7 +226,7 @@ def test_times_are_pooled_and_plausible_despite_any_value_of_an_engine(guarded_r
     one, other = (RedisStore(Connection(guarded_redis.url), namespace, shards=2) for _ in range(2))
     with contextlib.closing(guarded_redis.client()) as admin, contextlib.closing(one), contextlib.closing(other):
         admin.flushall()
-        one.record(CONVERSATION_A, BLOCKS, time.time())
+        one.record(ENGINE_A, BLOCKS, time.time())
         assert one.flush()
         for value in written:
             for key in admin.keys("lpc:*:retain_until"):
@@ -235,15 +235,17 @@ def test_times_are_pooled_and_plausible_despite_any_value_of_an_engine(guarded_r
                     admin.set(key, "x") if value == "SET" else admin.rpush(key, "x")
                 elif admin.type(key) == b"zset" and value != "nan":
                     admin.zadd(key, dict.fromkeys(admin.zrange(key, 0, -1), float(value)))
-            other.shared(BLOCKS)
+            other.elsewhere(ENGINE_A, BLOCKS)
             other.trim(time.time())
         now = time.time()
 
         def pooled() -> bool:
-            one.record(CONVERSATION_A, BLOCKS, now)
-            other.record(CONVERSATION_B, BLOCKS, now + 1)
-            return one.flush() and set(other.shared(BLOCKS)) == set(BLOCKS)
+            one.record(ENGINE_A, BLOCKS, now)
+            other.record(ENGINE_B, BLOCKS, now + 1)
+            return one.flush() and set(other.elsewhere(ENGINE_A, BLOCKS)) == set(BLOCKS)
 
         until(pooled)
-        assert all(math.isfinite(until) and until < now + 1 + 4 * LONGEST_S for until in other.shared(BLOCKS).values())
+        assert all(
+            math.isfinite(until) and until < now + 1 + 4 * LONGEST_S for until in other.elsewhere(ENGINE_A, BLOCKS).values()
+        )
         assert one.failures == other.failures == 0

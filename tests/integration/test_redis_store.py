@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from redis.backoff import ConstantBackoff
 
-from eviction_client.stores import ConversationId
+from eviction_client.stores import EngineId
 from eviction_client.stores.layout import LIMIT, UNIT, floor
 from eviction_client.stores.namespace import Namespace
 from testing.processes import RedisServer, free_port
@@ -22,7 +22,8 @@ def test_two_engines_of_one_namespace_pool_their_times(redis_server: RedisServer
         assert one.flush()
         other.record(B, BLOCKS[:4], 5.0)
         assert other.flush()
-        assert one.shared(BLOCKS) == dict.fromkeys(BLOCKS[:4], 5.0)
+        assert one.elsewhere(A, BLOCKS) == dict.fromkeys(BLOCKS[:4], 5.0)
+        assert other.elsewhere(B, BLOCKS) == dict.fromkeys(BLOCKS[4:], 1.0)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_many_engines_writing_at_once_lose_no_update(redis_server: RedisServer) 
         def write(at: int) -> None:
             for turn in range(100):
                 until = float((turn * 37 + at * 11) % 101)
-                stores[at].record(ConversationId(f"{at}/{turn}"), BLOCKS, until)
+                stores[at].record(EngineId(f"{at}/{turn}"), BLOCKS, until)
             assert stores[at].flush()
 
         threads = [threading.Thread(target=write, args=(at,)) for at in range(4)]
@@ -99,7 +100,7 @@ def test_while_redis_is_away_nothing_waits_for_it_and_memory_stays_bounded() -> 
     with storing(url, max_pending_blocks=80, backoff=ConstantBackoff(2.0), clock=lambda: now) as store:
         for n in range(100):
             store.record(A, BLOCKS, float(n))
-            assert store.shared(BLOCKS) == {} and not store.flush()
+            assert store.elsewhere(B, BLOCKS) == {} and not store.flush()
         assert (store.failures, store.pending_blocks, store.dropped) == (1, 80, 100 * len(BLOCKS) - 80)
         now = 2.0
         assert not store.flush() and store.failures == 2
@@ -123,7 +124,7 @@ def test_a_user_without_rights_learns_which_are_needed_and_they_suffice(tmp_path
         with storing(f"redis://engine:p@127.0.0.1:{server.port}/0") as store:
             store.check()
             store.record(A, BLOCKS, 1.0)
-            store.shared(BLOCKS)
+            store.elsewhere(B, BLOCKS)
             store.trim(time.time())
             assert store.failures == 0
 
@@ -148,6 +149,9 @@ def test_tag_and_time_share_a_double_exactly_until_2106(redis_server: RedisServe
         assert store.flush()
         assert store.retain_until(BLOCKS) == [latest - UNIT] * len(BLOCKS)
         store.record(B, BLOCKS, latest - 2 * UNIT)
-        store.record(A, BLOCKS, latest - 3 * UNIT)
-        assert store.flush()
-        assert store.retain_until(BLOCKS) == [latest - UNIT] * len(BLOCKS)
+        assert store.elsewhere(B, BLOCKS) == dict.fromkeys(BLOCKS, latest - UNIT)
+        store.record(B, BLOCKS, latest)
+        store.record(A, BLOCKS, latest - UNIT)
+        assert store.elsewhere(A, BLOCKS) == dict.fromkeys(BLOCKS, latest)
+        assert store.elsewhere(B, BLOCKS) == {}
+        assert store.retain_until(BLOCKS) == [latest] * len(BLOCKS)

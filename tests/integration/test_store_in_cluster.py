@@ -20,7 +20,8 @@ def test_a_cluster_spreads_the_shards_and_keeps_the_law(redis_cluster: list[Redi
         store.record(A, many, 5.0)
         store.record(A, many, 1.0)
         store.record(B, many[:1000], 3.0)
-        assert store.shared(many) == dict.fromkeys(many[:1000], 3.0)
+        assert store.elsewhere(A, many) == dict.fromkeys(many[:1000], 3.0)
+        assert store.elsewhere(B, many) == dict.fromkeys(many[1000:], 1.0)
         assert store.retain_until(many) == [3.0] * 1000 + [1.0] * 1000
         store.trim(time.time())
         assert store.retain_until(many) == [None] * 2000

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eviction_client.stores import BlockHash, BlockStore, ConversationId, MemoryStore
+from eviction_client.stores import BlockHash, BlockStore, EngineId, MemoryStore
 from eviction_client.stores.base import pooled
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
@@ -20,7 +20,7 @@ from testing.processes import RedisServer
 from tests.guarded_redis import GuardedRedis
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
-A, B, C = ConversationId("a"), ConversationId("b"), ConversationId("c")
+A, B, C = EngineId("a"), EngineId("b"), EngineId("c")
 
 
 class Bench:
@@ -34,11 +34,11 @@ class Bench:
         self.store = self._empty()
         return self.store
 
-    def after(self, records: Sequence[tuple[ConversationId, Sequence[BlockHash], float]]) -> list[float | None]:
+    def after(self, records: Sequence[tuple[EngineId, Sequence[BlockHash], float]]) -> list[float | None]:
         """Return the times of all blocks after these records in an empty store."""
         store = self.empty()
-        for conversation, blocks, until in records:
-            store.record(conversation, blocks, until)
+        for engine, blocks, until in records:
+            store.record(engine, blocks, until)
         assert store.flush()
         return store.retain_until(BLOCKS)
 
@@ -85,16 +85,16 @@ law = settings(max_examples=40, deadline=None, suppress_health_check=[HealthChec
 @given(records)
 def test_every_store_pools_by_the_one_law(bench: Bench, records: list) -> None:
     expected: dict[BlockHash, tuple[str, float]] = {}
-    for conversation, blocks, until in records:
+    for engine, blocks, until in records:
         for candidate in blocks:
-            owner, before = expected.get(candidate, (None, 0.0))
-            expected[candidate] = pooled(owner, before, conversation, until)
+            holder, before = expected.get(candidate, (None, 0.0))
+            expected[candidate] = pooled(holder, before, engine, until)
     assert bench.after(records) == [expected[candidate][1] if candidate in expected else None for candidate in BLOCKS]
 
 
 @law
 @given(st.lists(st.tuples(st.just(A), held, times), max_size=6))
-def test_a_later_turn_of_the_only_conversation_replaces_the_time(bench: Bench, records: list) -> None:
+def test_a_later_turn_on_the_only_engine_replaces_the_time(bench: Bench, records: list) -> None:
     latest: dict[BlockHash, float] = {}
     for _, blocks, until in records:
         latest.update(dict.fromkeys(blocks, until))
@@ -103,22 +103,41 @@ def test_a_later_turn_of_the_only_conversation_replaces_the_time(bench: Bench, r
 
 @law
 @given(records)
-def test_times_of_other_holders_bound_a_time_from_below(bench: Bench, records: list) -> None:
-    """Exactly the maximum of the latest times cannot be had from one number per block; never less can."""
-    latest: dict[tuple[BlockHash, ConversationId], float] = {}
-    for conversation, blocks, until in records:
-        latest.update({(candidate, conversation): until for candidate in blocks})
+def test_a_time_is_the_latest_of_one_engine_and_none_recorded_since_is_later(bench: Bench, records: list) -> None:
+    """Exactly the maximum of the latest times cannot be had from one number per block: the holder may have lowered its own."""
+    latest: dict[BlockHash, dict[EngineId, float]] = {}
+    for engine, blocks, until in records:
+        for candidate in blocks:
+            of_block = latest.setdefault(candidate, {})
+            of_block.pop(engine, None)
+            of_block[engine] = until  # in the order of the records
     for candidate, found in zip(BLOCKS, bench.after(records), strict=True):
-        bound = max((until for (held, _), until in latest.items() if held == candidate), default=None)
-        assert (found is None) == (bound is None)
-        if found is not None and bound is not None:
-            assert found >= bound
+        of_block = latest.get(candidate, {})
+        assert (found is None) == (not of_block)
+        if found is not None:
+            since = list(of_block.values())
+            assert any(until == found and max(since[place:]) == found for place, until in enumerate(since))
 
 
-def test_only_blocks_that_several_conversations_hold_are_shared(store: BlockStore) -> None:
+@law
+@given(records)
+def test_an_engine_reads_the_times_of_others_and_never_its_own(bench: Bench, records: list) -> None:
+    expected: dict[BlockHash, tuple[str, float]] = {}
+    bench.after(records)
+    for engine, blocks, until in records:
+        for candidate in blocks:
+            expected[candidate] = pooled(*expected.get(candidate, (None, 0.0)), engine, until)
+    for engine in (A, B, C):
+        others = {candidate: until for candidate, (holder, until) in expected.items() if holder != engine}
+        assert bench.store.elsewhere(engine, BLOCKS) == others
+
+
+def test_one_engine_alone_has_nothing_elsewhere(store: BlockStore) -> None:
     store.record(A, BLOCKS[:2], 5.0)
-    store.record(B, BLOCKS[:1], 3.0)
-    assert store.shared(BLOCKS[:3]) == {BLOCKS[0]: 5.0}
+    store.record(A, BLOCKS[:1], 3.0)
+    store.record(B, BLOCKS[1:2], 4.0)
+    assert store.elsewhere(A, BLOCKS[:3]) == {}
+    assert store.elsewhere(B, BLOCKS[:3]) == {BLOCKS[0]: 3.0, BLOCKS[1]: 5.0}
 
 
 def test_trimming_forgets_what_has_sunk_and_nothing_else(store: BlockStore) -> None:

@@ -18,7 +18,7 @@ from eviction_client.policy.queue.free_queue import DONE, FreeQueue
 from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.spans import Span
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import BlockHash, ConversationId, MemoryStore
+from eviction_client.stores import BlockHash, EngineId, MemoryStore
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from eviction_client.transport.sidecar_curves import ReuseCurves
 from lpc.model.curve import INTERVALS
@@ -174,7 +174,7 @@ def test_a_prefix_that_another_engines_conversations_hold_lies_in_the_class_that
             bench.serve(f"suite {turn}", chain("suite", turn % 600, 1))
             bench.serve(f"once {turn}", chain("once", turn, 1))
         for there in ("one", "two") if held else ():
-            store.record(ConversationId(there), shared, bench.now + 4000.0)
+            store.record(EngineId(there), shared, bench.now + 4000.0)
         (span,) = fetched_after(bench, shared, "here", "here")
         assert bench.plugin.pool is not None
         benches.append(bench.plugin.pool.retain_s(span.reuse_class))
@@ -301,11 +301,12 @@ def test_a_hint_asks_for_no_longer_than_the_operator_allows(wanted: float, allow
 
 @pytest.mark.parametrize("key", [math.nan, 1.8e7, NOW + 1e6, -math.inf, math.inf])
 def test_an_impossible_key_is_counted_and_ignored(key: float) -> None:
-    bench = Bench(MemoryStore())
+    store = MemoryStore[BlockHash]()
+    bench = Bench(store)
     blocks = chain("a", 0, 2)
     own = bench.serve("b", chain("b", 0, 2))
     assert bench.plugin.pool is not None
-    bench.plugin.pool.elsewhere[blocks[-1]] = key
+    store.record(EngineId("there"), blocks, key)
     assert bench.serve("a", blocks) == own
     assert bench.plugin.pool.implausible == 1
 

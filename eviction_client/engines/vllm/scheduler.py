@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 from vllm import __version__ as vllm_version
 
 from eviction_client.background import BackgroundThread, StartBackground
+from eviction_client.block_hash import BlockHash
 from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.tokenizer_files import finder
 from eviction_client.engines.vllm import TESTED
@@ -179,14 +180,12 @@ def _warm_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any
     return None
 
 
-def _store(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> BlockStore | None:
+def _store(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> BlockStore[BlockHash] | None:
     from eviction_client.engines.vllm.namespace import namespace_of
 
     if settings.pools == "off" or settings.shadow:
         return None
     namespace = namespace_of(settings, vllm_config, scheduler)
-    if settings.pools == "shared":
-        settings = settings.model_copy(update={"redis_url": None})
     return open_store(settings, namespace)
 
 

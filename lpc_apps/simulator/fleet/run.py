@@ -6,12 +6,15 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
+from eviction_client.stores.base import EngineId
+from eviction_client.stores.memory import MemoryStore
 from lpc_apps.simulator.engine import FCFS, Engine, PolicyFactory
 from lpc_apps.simulator.fleet.held import Held, Repeated, RouterQueue
 from lpc_apps.simulator.fleet.knowledge import Knowledge, parse_knowledge
 from lpc_apps.simulator.fleet.routers import Router, parse_router
 from lpc_apps.simulator.replay import INTERVENE, PREFILLED, Replay
 from lpc_apps.simulator.result import Result, together
+from lpc_apps.simulator.segments import Segment
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Cost, Turn, Workload
 
@@ -33,6 +36,7 @@ class Fleet:
         seed: seed of the router's draws among equals.
         queue: order in which the router hands requests on (`held`); None: it hands them on at once.
         ahead: requests that may wait in an engine behind the one in prefill, if the router holds others.
+        pooled: whether the policies pool what they know of shared blocks, at once and without loss.
     """
 
     engines: int
@@ -43,6 +47,7 @@ class Fleet:
     seed: int = 0
     queue: RouterQueue | None = None
     ahead: int = 0
+    pooled: bool = False
 
 
 @dataclass
@@ -114,6 +119,7 @@ class _Run:
         self._random = Random(fleet.seed)
         self._replay = Replay(workload, self._answered)
         self._make = partial(Engine, self._replay, capacity, policy, cost=cost, queueing=queueing)
+        self._store: MemoryStore[Segment] | None = MemoryStore() if fleet.pooled else None
         self._results: list[tuple[int, Result]] = []
         """Number and counters of each engine, also of those that have failed."""
         self._engines: list[Engine] = []
@@ -155,6 +161,8 @@ class _Run:
             on_start=lambda turn, hits: self._started(number, engine, turn, hits),
             on_evict=lambda now, contents: self._known.evicted(number, now, contents),
         )
+        if self._store is not None:
+            engine.cache.policy.join(self._store, EngineId(str(len(self._results))))
         self._results.append((number, engine.result))
         return engine
 

@@ -15,6 +15,7 @@ USUAL: Final = "session-hash"
 """Router with which others are compared."""
 SAME: Final = 0.02
 """Differences below this share are called equal: seeds differ by as much."""
+KEPT: Final = ("workload", "closed_loop", "engines", "policy", "queue", "pooled", "router", "knows", "held")
 MEANS: Final = (
     *(
         "hit_rate",
@@ -35,12 +36,11 @@ def of_fleets(rows: Rows) -> list[dict[str, Any]]:
     groups: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         size = row["capacity_fraction"] if row["by_fraction"] else row["capacity_tokens"]
-        kind = (row["workload"], size, row["engines"], row["policy"], row["queue"], row["router"], row["knows"], row["held"])
+        kind = (size, *(row[name] for name in KEPT))
         groups[kind].append(row)
-    kept = ("workload", "closed_loop", "engines", "policy", "queue", "router", "knows", "held")
     return [
         {
-            **{name: group[0][name] for name in kept},
+            **{name: group[0][name] for name in KEPT},
             "capacity_tokens": round(float(np.mean([row["capacity_tokens"] for row in group]))),
             "seeds": len(group),
             **{name: float(np.mean([row[name] for row in group])) for name in MEANS},
@@ -50,10 +50,11 @@ def of_fleets(rows: Rows) -> list[dict[str, Any]]:
 
 
 def engine_of(row: dict[str, Any]) -> str:
-    """Return the engine of a row in words: `stock`, or its policy and queue."""
+    """Return the engine of a row in words: `stock`, or its policy, its queue, and whether it pools."""
     if (row["policy"], row["queue"]) == STOCK:
         return "stock"
-    return str(row["policy"]) if row["queue"] == STOCK[1] else f"{row['policy']}, {row['queue']}"
+    queue = f", {row['queue']}" if row["queue"] != STOCK[1] else ""
+    return f"{row['policy']}{queue}{', pooled' * row['pooled']}"
 
 
 def router_of(row: dict[str, Any]) -> str:
@@ -95,6 +96,9 @@ def fleet_verdict(rows: Rows) -> str:
                         f"**Both:** with {engine_of(own)} behind `{router_of(best)}` they", own, best, "stock engines there"
                     )
                 )
+    pooled = _pooling(rows)
+    if pooled:
+        said.append(pooled)
     top = _best(rows)
     said.append(f"Best of all is `{router_of(top)}` with {engine_of(top)} engines.")
     if not first["closed_loop"] and max(row["prefill_load"] for row in rows) / first["engines"] > 1:
@@ -104,6 +108,17 @@ def fleet_verdict(rows: Rows) -> str:
 
 def _usual(rows: Rows) -> dict[str, Any]:
     return next((row for row in rows if row["router"] == USUAL), rows[0])
+
+
+def _pooling(rows: Rows) -> str:
+    """Return what pooling changes, in points of hit rate; empty if it did not run."""
+    alone = {(engine_of(row), router_of(row)): row["hit_rate"] for row in rows if not row["pooled"]}
+    changes = [
+        100 * (row["hit_rate"] - alone[engine_of(row | {"pooled": False}), router_of(row)]) for row in rows if row["pooled"]
+    ]
+    if not changes:
+        return ""
+    return f"**Pooling** of shared blocks changes hits by {min(changes):+.2f} to {max(changes):+.2f} points."
 
 
 def _value(row: dict[str, Any]) -> float:

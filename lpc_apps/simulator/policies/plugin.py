@@ -7,12 +7,14 @@ from the first request on, and the probabilities of a head if the workload has t
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
+from eviction_client.fleet_pool import FleetPool
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.policy import Policy as Core
 from eviction_client.policy.queue.free_queue import FreeQueue, Run
 from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.reuse_monitor import REMEMBERED
 from eviction_client.policy.uses import Use
+from eviction_client.stores.base import BlockStore, EngineId
 from lpc.model.probability import logit
 from lpc.model.returns.groups import CurveGroups
 from lpc_apps.simulator.blocks import EDGE, Piece
@@ -31,6 +33,7 @@ class Plugin(Policy[Piece]):
     title = "Plug-in without sidecar"
     rule = "the lowest value in the table of the block's reuse class, by the rule that hits most; no sidecar"
     source = "this project: eviction_client.policy"
+    pools = True
     piece_type = Piece
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
@@ -51,6 +54,11 @@ class Plugin(Policy[Piece]):
         self._requests: dict[Turn, TrackedRequest[Segment]] = {}
         self._finished: TrackedRequest[Segment] | None = None
         self._freed: Run | None = None
+        self._pool: FleetPool[Segment] | None = None
+
+    def join(self, store: BlockStore[Segment], engine: EngineId) -> None:
+        """Pool retain-until times, as an engine does through Redis, but at once."""
+        self._pool = FleetPool(store, engine, ordered=lambda: self.core.tables is not None)
 
     def start(self, turn: Turn, now: float) -> None:
         """Count reuses; refit if due.
@@ -62,11 +70,17 @@ class Plugin(Policy[Piece]):
         prompt = prompt_of(turn, self.workload.paths.of(turn))
         request = self._requests[turn] = TrackedRequest(turn, prompt, started_at=now, tenant=turn.tenant)
         self.core.started(request)
+        pool = self._pool
+        if pool is not None:
+            pool.started(request)
+            pool.exchange()
         self.core.ghosts.start(turn, prompt)
         if self.core.refit_due(now):
             self._ask(now)
             self.core.ghosts.resize(self.capacity, in_use=self._in_use)
             self.core.refit(now)
+            if pool is not None:
+                pool.refitted(self.core)
         self._follow()
 
     def wait(self, turn: Turn, now: float) -> None:
@@ -84,6 +98,7 @@ class Plugin(Policy[Piece]):
         path = self.workload.paths.of(turn)
         group, log_odds = self._prediction(turn, now)
         self._finished = request = self._requests.pop(turn, None) or TrackedRequest(turn, tenant=turn.tenant)
+        pool = self._pool
         self.core.finished(
             request,
             path,
@@ -92,8 +107,11 @@ class Plugin(Policy[Piece]):
             group=group,
             log_odds=log_odds,
             reply_end=turn.reply_end or None,
+            retain=pool.class_of if pool is not None and pool.elsewhere else None,
         )
         self.core.learn(request)
+        if pool is not None:
+            pool.finished(request)
         self.core.ghosts.release(turn)
         self._follow()
 

@@ -21,6 +21,7 @@ from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.run import Run, WorkloadSpec, run_one
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Cost, Turn, Workload
+from lpc_apps.simulator.workloads.few_shot import few_shot
 from tests.unit.simulator.test_closed_loop import LOGS, build_turns, loop, session
 
 SIZE = 16
@@ -266,6 +267,40 @@ def test_a_bound_of_one_engine_and_failures_without_a_queue_are_refused() -> Non
         run_one(Run(spec, "lru", 0.05, fleet=Fleet(2, "round-robin", down=(1.0, 2.0))))
 
 
+@pytest.mark.parametrize("router", ["round-robin", "session-hash"])
+def test_pooling_changes_nothing_where_no_block_is_used_on_two_engines(router: str) -> None:
+    """An engine alone, or one that keeps its sessions, knows its own blocks better than its former times."""
+    turns = [session(number + 1, [(200 + 7 * number, 30, 5.0)] * 5) for number in range(30)]
+    engines = 1 if router == "round-robin" else 2
+    alone, _ = replay(loop(turns, 12, 150), 120, Fleet(engines, router), policy="plugin")
+    pooled, _ = replay(loop(turns, 12, 150), 120, Fleet(engines, router, pooled=True), policy="plugin")
+    assert pooled == alone
+
+
+def test_an_engine_alone_does_not_pool_with_itself() -> None:
+    workload = few_shot(seed=3, requests=1_000)
+    alone, pooled = (
+        simulate_fleet(workload, 40_000, lambda n: REGISTRY["plugin"](n, workload, PolicySettings()), fleet)
+        for fleet in (Fleet(1, "round-robin"), Fleet(1, "round-robin", pooled=True))
+    )
+    assert pooled == alone
+
+
+def test_pooling_reaches_the_plug_in_of_another_engine_and_no_other_policy() -> None:
+    workload = few_shot(seed=3, requests=2_000)
+    hits = {
+        (policy, pooled): simulate_fleet(
+            *(workload, 40_000, lambda n, rule=REGISTRY[policy]: rule(n, workload, PolicySettings())),
+            Fleet(2, "round-robin", pooled=pooled),
+        ).figures()["hit_rate"]
+        for policy in ("lru", "plugin")
+        for pooled in (False, True)
+    }
+    assert hits["lru", True] == hits["lru", False]
+    assert hits["plugin", True] != hits["plugin", False]
+    assert hits["plugin", True] == pytest.approx(hits["plugin", False], abs=0.05)
+
+
 def row(router: str, policy: str, queue: str, rate: float, p99: float) -> dict[str, Any]:
     return {
         "workload": "w",
@@ -277,6 +312,7 @@ def row(router: str, policy: str, queue: str, rate: float, p99: float) -> dict[s
         "seeds": 1,
         "policy": policy,
         "queue": queue,
+        "pooled": False,
         "router": router,
         "throughput_tokens_s": rate,
         "latency_p99_s": p99,
@@ -301,6 +337,13 @@ def test_the_paragraph_says_what_the_router_and_what_the_plug_in_change() -> Non
     assert "**Both:** with plugin, warm-first, keep behind `cost:4` they serve 551K" in text
     assert "within 2% of those of stock engines there" in text
     assert text.endswith("Best of all is `cost:4` with stock engines.")
+
+
+def test_the_paragraph_says_what_pooling_changes() -> None:
+    alone = [row(router, "plugin", "fcfs", 500e3, 30) for router in ("session-hash", "cost:4")]
+    assert "Pooling" not in fleet_verdict(alone)
+    pooled = [one | {"pooled": True, "hit_rate": rate} for one, rate in zip(alone, (0.499, 0.5025), strict=True)]
+    assert "**Pooling** of shared blocks changes hits by -0.10 to +0.25 points." in fleet_verdict([*alone, *pooled])
 
 
 def test_the_paragraph_names_no_router_that_gains_nothing() -> None:
