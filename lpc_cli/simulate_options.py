@@ -156,6 +156,15 @@ class SimulateOptions:
         str | None,
         _option(FLEET, "Seconds at which engine 1 fails and is back with an empty cache: 600-660; 600-600: a restart."),
     ] = None
+    routers: Annotated[
+        int,
+        _option(
+            FLEET,
+            "Routers side by side; requests reach them in turn, and none knows what the others do.",
+            min=1,
+            max=16,
+        ),
+    ] = 1
     pool: Annotated[
         bool,
         _option(
@@ -226,6 +235,7 @@ class SimulateOptions:
             ("--router-queue", None if self.router_queue == "none" else self.router_queue),
             ("--requests-ahead", self.requests_ahead),
             ("--engine-down", self.engine_down),
+            ("--routers", None if self.routers == 1 else self.routers),
             ("--pool", self.pool or None),
         )
         of_one: tuple[tuple[str, object], ...] = (

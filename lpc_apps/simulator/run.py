@@ -186,6 +186,7 @@ def run_one(run: Run, on_start: Callable[[Turn, int], None] | None = None) -> di
             "knows": run.fleet.knows,
             "held": run.fleet.queue,
             "pooled": run.fleet.pooled,
+            "routers": run.fleet.routers,
             **figures,
         }
     figures["prefill_load"] *= sample

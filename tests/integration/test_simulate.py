@@ -765,6 +765,7 @@ def test_a_fleet_of_one_has_the_figures_of_one_engine(tmp_path: Path, qwen: Path
         (("--router", "cost:4"), "--router is for a fleet: add --engines, the number of engines"),
         (("--router-knows", "sent"), "--router-knows is for a fleet: add --engines"),
         (("--pool",), "--pool is for a fleet: add --engines"),
+        (("--routers", "2"), "--routers is for a fleet: add --engines"),
         (("--engines", "2", "--capacity", "30K", "--policies", "lru", "--pool"), "only the plug-in pools: add plugin"),
         (("--router-restart", "5"), "--router-restart is for a fleet: add --engines"),
         (("--router-queue", "fcfs"), "--router-queue is for a fleet: add --engines"),

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from random import Random
 from typing import ClassVar, Final, TypeVar
 
+from lpc_apps.routing.router import WEIGHT
 from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.fleet.knowledge import Gateway, Knowledge
 from lpc_apps.simulator.workload import Turn
@@ -225,12 +226,19 @@ class Cost(Router):
 
 @register
 class GatewaysOwn(Router):
-    """The router of `lpc gateway`, by its own code: as `cost:11`; engines of nearly equal cost by a hash of the session."""
+    """The router of `lpc gateway`, by its own code: as `cost:11`; of engines of nearly equal cost by a hash of the session."""
 
     name = "gateway"
-    rule = "the code of `lpc gateway`: as cost:11; of engines of nearly equal cost by a hash, the first that has room"
+    rule = "the code of `lpc gateway`: as cost:11 (or W); of engines of nearly equal cost by a hash, the first that has room"
     source = "lpc_apps.routing"
+    takes = "W"
+    default = WEIGHT
     knows = "gateway"
+
+    def __init__(self, known: Knowledge, random: Random, number: float = WEIGHT) -> None:
+        super().__init__(known, random, number)
+        assert isinstance(known, Gateway)
+        known.router.weight = number
 
     def choose(self, turn: Turn, now: float) -> int:
         """Return the first engine of the gateway's order."""

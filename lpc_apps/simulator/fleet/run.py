@@ -1,7 +1,7 @@
 """One run of a fleet: a router before engines, each with a cache, a queue and a prefill server of its own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any, Final
@@ -37,6 +37,7 @@ class Fleet:
         queue: order in which the router hands requests on (`held`); None: it hands them on at once.
         ahead: requests that may wait in an engine behind the one in prefill, if the router holds others.
         pooled: whether the policies pool what they know of shared blocks, at once and without loss.
+        routers: number of routers side by side. Requests reach them in turn, and none knows what the others do.
     """
 
     engines: int
@@ -48,6 +49,7 @@ class Fleet:
     queue: RouterQueue | None = None
     ahead: int = 0
     pooled: bool = False
+    routers: int = 1
 
 
 @dataclass
@@ -108,6 +110,15 @@ def simulate_fleet(
     return _Run(workload, capacity_tokens, policy, fleet, cost or Cost(), queueing).run()
 
 
+@dataclass(eq=False)
+class _Door:
+    """One of the routers: what it knows, how it chooses, and what it holds, by engine."""
+
+    known: Knowledge
+    router: Router
+    held: list[Held] = field(default_factory=list)
+
+
 class _Run:
     """One run."""
 
@@ -125,16 +136,18 @@ class _Run:
         self._engines: list[Engine] = []
         for number in range(fleet.engines):
             self._engines.append(self._engine(number))
-        self._at: dict[Turn, int] = {}
-        """The engine that has each request without an answer."""
+        self._at: dict[Turn, tuple[_Door, int]] = {}
+        """The router and the engine that have each request without an answer."""
         self._before: dict[str, int] = {}
         """The engine of each session's last request."""
         self._counts = FleetResult(self._results[0][1], [], 0, 0, 0, [])
         self._arrived = 0
         self._capacity = capacity
         self._repeated = Repeated(workload)
-        self._held = [self._hold(number) for number in range(fleet.engines)]
-        self._known, self._router = self._new_router(list(range(fleet.engines)))
+        self._doors = [_Door(*self._new_router(list(range(fleet.engines)))) for _ in range(fleet.routers)]
+        for door in self._doors:
+            door.held += [self._hold(door, number) for number in range(fleet.engines)]
+            self._holds(door)
 
     def run(self) -> FleetResult:
         """Replay all requests."""
@@ -143,7 +156,7 @@ class _Run:
             fails, returns = fleet.down
             replay.add(fails, INTERVENE, lambda now: self._fail(now, back=returns <= fails))
             if returns > fails:
-                replay.add(returns, INTERVENE, lambda _: self._known.returned(FAILS))
+                replay.add(returns, INTERVENE, lambda _: self._return())
         if fleet.router_restart is not None:
             replay.add(fleet.router_restart, INTERVENE, self._restart_router)
         replay.run(self._arrive)
@@ -152,25 +165,25 @@ class _Run:
         counts = self._counts
         counts.all = together([result for _, result in self._results])
         counts.all.seconds = replay.seconds
-        counts.all.still_waiting += [replay.last - turn.arrival for held in self._held for turn in held]
+        counts.all.still_waiting += [replay.last - turn.arrival for door in self._doors for held in door.held for turn in held]
         counts.requests = [sum(one.requests for of, one in self._results if of == number) for number in range(fleet.engines)]
         return counts
 
     def _engine(self, number: int) -> Engine:
         engine: Engine = self._make(
             on_start=lambda turn, hits: self._started(number, engine, turn, hits),
-            on_evict=lambda now, contents: self._known.evicted(number, now, contents),
+            on_evict=lambda now, contents: self._evicted(number, now, contents),
         )
         if self._store is not None:
             engine.cache.policy.join(self._store, EngineId(str(len(self._results))))
         self._results.append((number, engine.result))
         return engine
 
-    def _hold(self, number: int) -> Held:
-        """Return an empty queue of the router for an engine."""
+    def _hold(self, door: _Door, number: int) -> Held:
+        """Return an empty queue of a router for an engine."""
 
         def missing(turn: Turn) -> int:
-            return self._known.missing(number, turn, self._replay.now)
+            return door.known.missing(number, turn, self._replay.now)
 
         order: RouterQueue = self._fleet.queue or "fcfs"
         return Held(order, missing, self._capacity, speed=1 / self._cost.prompt_token_s, ahead=self._fleet.ahead)
@@ -181,13 +194,17 @@ class _Run:
         kind, delay = parse_knowledge(router.knows or self._fleet.knows)
         known = kind(self._replay.workload, self._engines, self._cost.prompt_token_s, delay)
         known.up = up
-        if self._fleet.queue is not None:
-            known.holds(self._held)
         return known, router(known, self._random, number)
+
+    def _holds(self, door: _Door) -> None:
+        if self._fleet.queue is not None:
+            door.known.holds(door.held)
 
     def _restart_router(self, now: float) -> None:
         del now
-        self._known, self._router = self._new_router(self._known.up)
+        for door in self._doors:
+            door.known, door.router = self._new_router(door.known.up)
+            self._holds(door)
 
     def _arrive(self, turn: Turn, now: float) -> bool:
         self._arrived += 1
@@ -196,57 +213,69 @@ class _Run:
         return self._send(turn, now)
 
     def _send(self, turn: Turn, now: float) -> bool:
-        number = self._router.choose(turn, now)
+        door = self._doors[self._arrived % len(self._doors)]
+        number = door.router.choose(turn, now)
         if not self._engines[number].fits(turn):
             return self._engines[number].arrive(turn, now)  # counts it as refused
-        self._known.sent(number, turn, now)
-        self._at[turn] = number
+        door.known.sent(number, turn, now)
+        self._at[turn] = door, number
         before = self._before.get(turn.conversation)
         self._before[turn.conversation] = number
         if before is not None and self._replay.counts_arrival(turn):
             self._counts.returned += 1
             self._counts.moved += before != number
         if self._fleet.queue is None:
-            self._hand_on(number, turn, now)
+            self._hand_on(door, number, turn, now)
         else:
-            self._held[number].add(turn)
-            self._serve(number, now)
+            door.held[number].add(turn)
+            self._serve(door, number, now)
         return True
 
-    def _serve(self, number: int, now: float) -> None:
+    def _serve(self, door: _Door, number: int, now: float) -> None:
         """Hand on what the engine is to have now."""
-        while (turn := self._held[number].hand_on()) is not None:
-            self._hand_on(number, turn, now)
+        while (turn := door.held[number].hand_on()) is not None:
+            self._hand_on(door, number, turn, now)
 
-    def _hand_on(self, number: int, turn: Turn, now: float) -> None:
-        self._known.handed(number, turn, now)
+    def _hand_on(self, door: _Door, number: int, turn: Turn, now: float) -> None:
+        door.known.handed(number, turn, now)
         self._engines[number].arrive(turn, now)
 
     def _started(self, number: int, engine: Engine, turn: Turn, hits: int) -> None:
-        self._known.started(number, turn, self._replay.now, hits)
-        self._known.first_token_due(number, turn, engine.prefilled_at)
+        door = self._at[turn][0]
+        door.known.started(number, turn, self._replay.now, hits)
+        door.known.first_token_due(number, turn, engine.prefilled_at)
         if self._fleet.queue is not None:
             computed = turn.input_tokens - hits
-            self._held[number].note(computed, self._repeated.tokens(turn, computed))
-            self._replay.add(engine.prefilled_at, PREFILLED, partial(self._first_token, number, engine, turn))
+            door.held[number].note(computed, self._repeated.tokens(turn, computed))
+            self._replay.add(engine.prefilled_at, PREFILLED, partial(self._first_token, door, number, engine, turn))
 
-    def _first_token(self, number: int, engine: Engine, turn: Turn, now: float) -> None:
+    def _first_token(self, door: _Door, number: int, engine: Engine, turn: Turn, now: float) -> None:
         if self._engines[number] is engine:
-            self._held[number].first_token(turn)
-            self._serve(number, now)
+            door.held[number].first_token(turn)
+            self._serve(door, number, now)
 
     def _answered(self, turn: Turn) -> None:
-        self._known.answered(self._at.pop(turn), turn, self._replay.now)
+        door, number = self._at.pop(turn)
+        door.known.answered(number, turn, self._replay.now)
+
+    def _evicted(self, number: int, now: float, contents: Sequence[int]) -> None:
+        for door in self._doors:
+            door.known.evicted(number, now, contents)
+
+    def _return(self) -> None:
+        for door in self._doors:
+            door.known.returned(FAILS)
 
     def _fail(self, now: float, *, back: bool) -> None:
         """Let the engine fail; send its requests again. ``back``: it is back at once."""
         lost = self._engines[FAILS].fail()
-        held = list(self._held[FAILS])
+        held = [turn for door in self._doors for turn in door.held[FAILS]]
         self._engines[FAILS] = self._engine(FAILS)
-        self._held[FAILS] = self._hold(FAILS)
-        self._known.failed(FAILS)
+        for door in self._doors:
+            door.held[FAILS] = self._hold(door, FAILS)
+            door.known.failed(FAILS)
         if back:
-            self._known.returned(FAILS)
+            self._return()
         self._counts.resent += len(lost)
         for turn in sorted((*lost, *held), key=lambda turn: turn.arrival):
             self._send(turn, now)

@@ -15,7 +15,7 @@ USUAL: Final = "session-hash"
 """Router with which others are compared."""
 SAME: Final = 0.02
 """Differences below this share are called equal: seeds differ by as much."""
-KEPT: Final = ("workload", "closed_loop", "engines", "policy", "queue", "pooled", "router", "knows", "held")
+KEPT: Final = ("workload", "closed_loop", "engines", "policy", "queue", "pooled", "router", "routers", "knows", "held")
 MEANS: Final = (
     *(
         "hit_rate",
@@ -58,8 +58,9 @@ def engine_of(row: dict[str, Any]) -> str:
 
 
 def router_of(row: dict[str, Any]) -> str:
-    """Return the router of a row, what it knows unless that is all, and the order of its queue if it has one."""
+    """Return the router of a row and, unless they are usual, what it knows, how many there are, and the order of its queue."""
     more = [str(row["knows"])] if row["knows"] != "all" else []
+    more += [f"{row['routers']} routers"] if row["routers"] > 1 else []
     more += [f"holds, {row['held']}"] if row["held"] is not None else []
     return f"{row['router']} ({'; '.join(more)})" if more else str(row["router"])
 

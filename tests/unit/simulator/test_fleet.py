@@ -111,6 +111,7 @@ def test_a_fleet_of_one_serves_a_workload_by_the_clock_as_one_engine_does(in_tur
     st.sampled_from([Queueing(), Queueing("warm-first", keep=True)]),
     st.sampled_from([None, "fcfs", "warm-first"]),
     st.integers(0, 2),
+    st.integers(1, 3),
 )
 def test_every_request_is_served_exactly_once(
     engines: int,
@@ -121,10 +122,13 @@ def test_every_request_is_served_exactly_once(
     queueing: Queueing,
     queue: RouterQueue | None,
     ahead: int,
+    routers: int,
 ) -> None:
     sent: dict[Turn, float] = {}
     workload = agents(10, 150)
-    fleet = Fleet(engines, router, knows, None if down is None else (down[0], sum(down)), restart, 0, queue, ahead)
+    fleet = Fleet(
+        engines, router, knows, None if down is None else (down[0], sum(down)), restart, 0, queue, ahead, routers=routers
+    )
     before = fleet_run._Run._arrive
 
     def watched(self: Any, turn: Turn, now: float) -> bool:
@@ -237,6 +241,12 @@ def test_a_router_that_keeps_sessions_hits_more_than_one_that_does_not() -> None
     assert min(rates[name] for name in ("session-hash", "fewest-sessions", "cost:11")) > rates["round-robin"] + 0.1
 
 
+def test_two_routers_that_know_what_they_sent_hit_less_than_one() -> None:
+    one, two = (replay(agents(12, 400), 200, Fleet(3, "cost:11", "sent", routers=routers))[0] for routers in (1, 2))
+    assert two.all.hit_tokens < one.all.hit_tokens
+    assert two.moved > one.moved
+
+
 def test_moved_and_imbalance_count_sessions_and_requests() -> None:
     def turns(session: str, arrivals: Sequence[float]) -> list[Turn]:
         return [Turn(session, n, "", 32, 0, [1, 2], [1, 2], arrival=at) for n, at in enumerate(arrivals, 1)]
@@ -313,6 +323,7 @@ def row(router: str, policy: str, queue: str, rate: float, p99: float) -> dict[s
         "policy": policy,
         "queue": queue,
         "pooled": False,
+        "routers": 1,
         "router": router,
         "throughput_tokens_s": rate,
         "latency_p99_s": p99,
