@@ -83,7 +83,7 @@ class Server:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         self._command = command
-        self._environment = environment
+        self.environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0
 
@@ -92,7 +92,7 @@ class Server:
         self._began = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=self._environment, start_new_session=self.family
+                self._command, stdout=log, stderr=log, env=self.environment, start_new_session=self.family
             )
         deadline = time.monotonic() + self.start_s
         while not self._serves():

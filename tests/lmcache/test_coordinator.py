@@ -93,7 +93,7 @@ def coordinator(folder: Path, *options: str) -> Coordinator:
         rule="lru",
     )
     nobody = f"http://127.0.0.1:{free_port()}"
-    made._environment.update(http_proxy=nobody, HTTP_PROXY=nobody, no_proxy="")  # the pod's, for others
+    made.environment.update(http_proxy=nobody, HTTP_PROXY=nobody, no_proxy="")  # the pod's, for others
     return made
 
 
