@@ -84,3 +84,18 @@ def avx512(torch: Any) -> bool:
 def avx512_bf16(torch: Any) -> bool:
     """Return whether PyTorch may use AVX-512's bfloat16 on this CPU."""
     return bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def prompt_of(server: Any, request: Any) -> Any:
+    """Return the prompt that SGLang's OpenAI server makes of a chat request."""
+    return server._process_messages(request, False)
+
+
+def run_seed(fixtures: Any, seed: int) -> None:
+    """Run one course of SGLang's own test of its radix cache."""
+    fixtures._run_seed(seed)
+
+
+def fetch_hint_of(parser: Any) -> Any:
+    """Return the class with which a parser of the examples reads a hint to fetch blocks."""
+    return parser._KVFetchHint

@@ -44,8 +44,12 @@ def weigh(root: object, *, beyond: Iterable[object] = ()) -> int:
 
 
 def lengths(root: object, *, beyond: Iterable[object] = ()) -> dict[str, int]:
-    """Return the lengths of all containers that are reachable from ``root``, by path. ``beyond``: see :func:`reached`."""
-    return {path: len(one) for path, one in reached(root, beyond=beyond) if isinstance(one, _CONTAINERS)}
+    """Return the lengths of all containers that can grow and are reachable from ``root``, by path.
+
+    Args:
+        beyond: see :func:`reached`.
+    """
+    return {path: len(one) for path, one in reached(root, beyond=beyond) if isinstance(one, dict | list | set | deque)}
 
 
 def tables(root: object, *, beyond: Iterable[object] = ()) -> dict[str, int]:

@@ -24,7 +24,7 @@ from eviction_client.policy.rules import RULES
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER
 from lpc.wire.session import name_of
 from testing.bare_scheduler import BLOCK, Engine, conversations, oracle
-from testing.engine_internals import send_after_end
+from testing.engine_internals import fetch_hint_of, send_after_end
 from testing.processes import RedisServer
 from tests.engine.pools import give_hash
 from tests.eventually import until
@@ -227,7 +227,7 @@ def test_kvcr_reads_the_envelope_of_the_reference_page_and_refuses_one_without_a
     sys.modules[spec.name] = parser  # for its dataclass
     spec.loader.exec_module(parser)
     alone, with_fetch = (json.loads(example) for example in EXAMPLES)
-    from_hint = parser._KVFetchHint.from_hint
+    from_hint = fetch_hint_of(parser).from_hint
     found = from_hint(with_fetch)
     assert (found.source_endpoint, found.block_hashes) == ("tcp://10.0.0.7:5900", {1234567890})
     assert not caplog.records, "the versions are those that it supports"
