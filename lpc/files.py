@@ -22,7 +22,7 @@ LOCK_S: Final = 10.0
 _RETRY_S: Final = 0.01
 _STREAMS: Final = ("/dev/std", "/dev/fd/", "/proc/")
 """Names of streams that are open already, where others may write as well."""
-_MOUNTS: Final = Path("/proc/self/mountinfo")
+MOUNTS: Final = Path("/proc/self/mountinfo")
 _PARTIAL: Final = re.compile(r"\.(.+)\.[0-9a-f]{16}")
 
 
@@ -93,7 +93,7 @@ def replaceable(path: Path) -> Path | None:
 def _is_mounted(path: Path) -> bool:
     with contextlib.suppress(OSError):
         escaped = str(path).replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011").replace("\n", "\\012")
-        return any(line.split(" ")[4] == escaped for line in _MOUNTS.read_text(errors="surrogateescape").splitlines())
+        return any(line.split(" ")[4] == escaped for line in MOUNTS.read_text(errors="surrogateescape").splitlines())
     return False
 
 

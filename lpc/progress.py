@@ -49,7 +49,7 @@ def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Pr
         with _bar(what, total, unit) as bar, _every(BAR_S, bar.refresh):
             yield bar
     else:
-        with _Lines(what, total, unit, sys.stderr) as lines, _every(LINE_S, lines.write):
+        with Lines(what, total, unit, sys.stderr) as lines, _every(LINE_S, lines.write):
             yield lines
 
 
@@ -107,36 +107,38 @@ class _Silent:
         pass
 
 
-class _Lines:
+class Lines:
     """Counts, and writes lines while it is entered."""
 
-    _open: Final[list["_Lines"]] = []
+    entered: Final[list["Lines"]] = []
+    """Works in progress, the innermost last."""
 
     def __init__(self, what: str, total: int | None, unit: str, stream: TextIO) -> None:
         self._what, self._total, self._unit, self._stream = what, total, unit, stream
-        self._done = 0.0
+        self.done = 0.0
         self._start = time.monotonic()
 
     def update(self, n: float = 1) -> None:
-        self._done += n
+        """Count what is done now."""
+        self.done += n
 
-    def __enter__(self) -> "_Lines":
-        self._open.append(self)
+    def __enter__(self) -> "Lines":
+        self.entered.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.remove(self)
+        self.entered.remove(self)
 
     def write(self) -> None:
         """Write a line, unless other work inside this one does."""
-        if self._open[-1:] == [self]:
+        if self.entered[-1:] == [self]:
             with contextlib.suppress(OSError, ValueError):  # a reader that has gone ends no work
                 self._stream.write(self.line(time.monotonic() - self._start) + "\n")
                 self._stream.flush()
 
     def line(self, seconds: float) -> str:
         """Return the line ``seconds`` after the start."""
-        done, total = self._done, self._total
+        done, total = self.done, self._total
         scale, unit = (1e-6, "MB") if self._unit == BYTES else (1, self._unit)
         count = f"{done * scale:,.0f}" + ("" if total is None else f" of {total * scale:,.0f}")
         left = f", about {_time(seconds / done * (total - done))} left" if total and 0 < done <= total else ""

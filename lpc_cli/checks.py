@@ -74,7 +74,7 @@ def examine(settings: ClientSettings, engine: str | None = None, prometheus: str
     findings += _guarded("redis", lambda: _redis(settings))
     if engine is not None:
         findings += _guarded("hits", lambda: _hits(engine))
-    return findings if prometheus is None else findings + _guarded("gain", lambda: _gain(prometheus))
+    return findings if prometheus is None else findings + _guarded("gain", lambda: gain(prometheus))
 
 
 def _guarded(check: str, run: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -273,9 +273,9 @@ def _token_requests(channel: grpc.Channel, access: Access, info: pb.GetModelInfo
     known = [one for one in info.tokenizers if not wanted or one.served_model == wanted][:MOST]
     takes_offers = info.limits.max_tokenizer_bytes > 0
     for one in known:
-        yield _judged(_ask_tokens(channel, access, one), one, takes_offers=takes_offers)
+        yield judged(_ask_tokens(channel, access, one), one, takes_offers=takes_offers)
     if not known:
-        yield _judged(pb.Prediction(unread=True), pb.KnownTokenizer(served_model=wanted), takes_offers=takes_offers)
+        yield judged(pb.Prediction(unread=True), pb.KnownTokenizer(served_model=wanted), takes_offers=takes_offers)
 
 
 def _ask_tokens(channel: grpc.Channel, access: Access, known: pb.KnownTokenizer) -> pb.Prediction | str:
@@ -293,7 +293,8 @@ def _ask_tokens(channel: grpc.Channel, access: Access, known: pb.KnownTokenizer)
         return f"{error.code().name}: {error.details()}"
 
 
-def _judged(answer: pb.Prediction | str, known: pb.KnownTokenizer, *, takes_offers: bool) -> Finding:
+def judged(answer: pb.Prediction | str, known: pb.KnownTokenizer, *, takes_offers: bool) -> Finding:
+    """Return the finding about a request of token ids: the sidecar's answer, or the status with which it refused."""
     name, finding = known.served_model or "any model", partial(Finding, "token request")
     if isinstance(answer, str):
         return finding("fail", f"{name}: {answer}", "set LPC_SERVED_MODELS in the sidecar, or see its log")
@@ -332,7 +333,7 @@ def _response_caches(channel: grpc.Channel, access: Access) -> Finding:
     return Finding(check, "ok", f"on, {entries:,} answers of this client in the scope default")
 
 
-def _gain(prometheus: str) -> Iterator[Finding]:
+def gain(prometheus: str) -> Iterator[Finding]:
     """Check what the sidecar has added to the engines' hits in a week."""
     try:
         counted, earlier = (of_prometheus(prometheus, hours, COUNTED) for hours in (WEEK_H, 2 * WEEK_H))

@@ -77,7 +77,7 @@ class Commands(TyperGroup):
             if ctx.params["debug"]:
                 traceback.print_exc()
             if isinstance(error, ModuleNotFoundError):
-                advice = _advice(error.name or "that it names", ctx.invoked_subcommand)
+                advice = advice_for(error.name or "that it names", ctx.invoked_subcommand)
                 fail(f"this command needs the package {error.name}: {advice}")
             end_with(error)
 
@@ -131,7 +131,7 @@ app.add_typer(lmcache.app, name="lmcache")
 app.add_typer(models.app, name="models")
 
 
-def _advice(package: str, command: str | None = None) -> str:
+def advice_for(package: str, command: str | None = None) -> str:
     """Return what installs a missing package: an extra of the project, or its own name.
 
     A package that is in no extra is a dependency of one that is in the command's extra.

@@ -112,22 +112,23 @@ async def _serve(settings: "ServiceSettings", corrections: "Mapping[str, Platt]"
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(settings) as addresses:
-        address = _address(addresses)
-        await asyncio.to_thread(_score, client_settings(predictor_address=address), corrections, screen)
+        address = address_of(addresses)
+        await asyncio.to_thread(score, client_settings(predictor_address=address), corrections, screen)
         _how_to_call(addresses, address, screen)
         await stop.wait()
         screen.print("draining")
     screen.print("stopped")
 
 
-def _address(addresses: "Addresses") -> str:
+def address_of(addresses: "Addresses") -> str:
     """Return the Unix socket if there is one, because it needs neither TLS nor a token; otherwise host:port."""
     if addresses.unix_socket is not None:
         return f"unix://{addresses.unix_socket}"
     return with_port(addresses.host, addresses.port)
 
 
-def _score(settings: "ClientSettings", corrections: "Mapping[str, Platt]", screen: "Console") -> None:
+def score(settings: "ClientSettings", corrections: "Mapping[str, Platt]", screen: "Console") -> None:
+    """Ask for the predictions of the example conversations, and print them."""
     from rich.table import Table
 
     from lpc.model.probability import logit

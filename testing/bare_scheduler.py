@@ -32,6 +32,7 @@ from eviction_client.engines.vllm import LearnedScheduler
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER, Script, ScriptedPredictor
 from lpc_apps.tiny_llama import build
+from testing.engine_internals import preempt, transferred, watch_evictions
 
 BLOCK = 16
 STEP_S = 0.05
@@ -152,18 +153,13 @@ class Engine:
         self.on_evicted: list[Callable[[bytes], None]] = []
         """Called with the hash of each evicted block, after it."""
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        evict = self.pool._maybe_evict_cached_block
 
-        def note(block: Any) -> bool:
-            name = block.block_hash
-            result: bool = evict(block)
-            if name is not None:
-                self.outcome.evicted.append(block.block_id)
-                for watch in self.on_evicted:
-                    watch(name)
-            return result
+        def note(number: int, name: bytes) -> None:
+            self.outcome.evicted.append(number)
+            for watch in self.on_evicted:
+                watch(name)
 
-        self.pool._maybe_evict_cached_block = note
+        watch_evictions(self.pool, note)
 
     def add(
         self,
@@ -197,12 +193,12 @@ class Engine:
     def preempt(self, request: Request, **how: Any) -> None:
         """Let vLLM preempt a running request."""
         self.scheduler.running.remove(request)
-        self.scheduler._preempt_request(request, self.now, **how)
+        preempt(self.scheduler, request, self.now, **how)
 
     def transferred(self, *, received: Iterable[str] = (), sent: Iterable[str] = ()) -> None:
         """Report transfers of a KV connector, by the requests' ids."""
         output = KVConnectorOutput(finished_recving=set(received) or None, finished_sending=set(sent) or None)
-        self.scheduler._update_from_kv_xfer_finished(output)
+        transferred(self.scheduler, output)
 
     def step(self) -> list[str]:
         """Schedule once, and pass on the model's output (one step later if asynchronous); return the finished requests."""
@@ -224,7 +220,7 @@ class Engine:
         for name in ids:
             request = running.get(name)
             complete = request is not None and not self._partial(request, done)
-            tokens.append([self._next(request)] if complete else [])
+            tokens.append([self.next_token(request)] if complete else [])
         scheduler.update_from_output(
             done, ModelRunnerOutput(req_ids=ids, req_id_to_index={n: i for i, n in enumerate(ids)}, sampled_token_ids=tokens)
         )
@@ -242,7 +238,8 @@ class Engine:
         return bool(new[request.request_id] + planned.num_scheduled_tokens[request.request_id] < request.num_tokens)
 
     @staticmethod
-    def _next(request: Any) -> int:
+    def next_token(request: Any) -> int:
+        """Return the next token of a reply, by the latest sixteen."""
         return 6 + zlib.crc32(bytes(t % 256 for t in request.all_token_ids[-16:])) % 250
 
     def run(self, conversations: dict[str, list[Turn]]) -> Outcome:

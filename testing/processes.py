@@ -83,7 +83,7 @@ class Server:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         self._command = command
-        self._environment = environment
+        self.environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0
 
@@ -92,7 +92,7 @@ class Server:
         self._began = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=self._environment, start_new_session=self.family
+                self._command, stdout=log, stderr=log, env=self.environment, start_new_session=self.family
             )
         deadline = time.monotonic() + self.start_s
         while not self._serves():
@@ -132,7 +132,7 @@ class Server:
     @property
     def rss_mib(self) -> float:
         """Return its resident memory. Raises Unavailable if the process is gone."""
-        for line in self._proc("status").read_text().splitlines():
+        for line in self.proc_file("status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
         raise Unavailable("the server died")
@@ -140,13 +140,13 @@ class Server:
     @property
     def processor_s(self) -> float:
         """Return the processor time that it has used, seconds. Raises Unavailable if the process is gone."""
-        fields = self._proc("stat").read_text().rpartition(")")[2].split()
+        fields = self.proc_file("stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def descriptors(self) -> int:
         """Open file descriptors."""
-        return len(list(self._proc("fd").iterdir()))
+        return len(list(self.proc_file("fd").iterdir()))
 
     @property
     def log(self) -> str:
@@ -164,7 +164,8 @@ class Server:
         """Send it a signal."""
         os.kill(self._pid, number)
 
-    def _proc(self, name: str) -> Path:
+    def proc_file(self, name: str) -> Path:
+        """Return a file of the process under /proc. Raises Unavailable if the process is gone."""
         return Path(f"/proc/{self._pid}/{name}")
 
     @property

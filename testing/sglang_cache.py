@@ -24,6 +24,7 @@ from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.plugin import Plugin
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.predictor import Predictor
+from testing.engine_internals import watch_leaves
 
 BACKENDS: Final = ("rust", "python")
 ARGS: Final = ServerArgs(model_path="dummy")
@@ -90,13 +91,7 @@ class Cache:
             self.tree: Any = stock(self.context)
         else:
             self.tree = build(stock, self.context, opens=opens)
-        evict = self.tree._evict_device_leaf
-
-        def seen(node: int, tracker: Any) -> Any:
-            self.evicted.append(node)
-            return evict(node, tracker)
-
-        self.tree._evict_device_leaf = seen
+        watch_leaves(self.tree, self.evicted.append)
 
     @property
     def plugin(self) -> Plugin:

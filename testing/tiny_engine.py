@@ -12,6 +12,7 @@ from vllm import LLM
 from eviction_client.engines.vllm import LearnedScheduler
 from eviction_client.engines.vllm.metrics import values_of
 from lpc_apps.tiny_llama import BLOCK
+from testing.engine_internals import cache_policy_of, watch_evictions
 
 
 class TinyEngine:
@@ -48,14 +49,12 @@ class TinyEngine:
         self.engine: Any = self._llm.llm_engine
         self.scheduler: Any = self.engine.engine_core.engine_core.scheduler
         self.evicted: list[int] = []
-        pool = self.scheduler.kv_cache_manager.block_pool
-        self._stock_evict = pool._maybe_evict_cached_block
-        pool._maybe_evict_cached_block = self._evict
+        watch_evictions(self.scheduler.kv_cache_manager.block_pool, lambda number, _: self.evicted.append(number))
         self.tier_evicted: list[int] = []
         self.policy: Any = None
         offload = getattr(self.scheduler.connector, "connector_scheduler", None)
         if offload is not None and hasattr(offload, "manager"):
-            self.policy = offload.manager._policy
+            self.policy = cache_policy_of(offload.manager)
             self._watch(offload.manager)
 
     def counters(self) -> dict[str, float]:
@@ -67,7 +66,7 @@ class TinyEngine:
     def close(self) -> None:
         """Shut it down and free its memory."""
         self.engine.engine_core.shutdown()
-        del self._llm, self.engine, self.scheduler, self.policy, self._stock_evict
+        del self._llm, self.engine, self.scheduler, self.policy
         gc.collect()
 
     def _watch(self, manager: Any) -> None:
@@ -83,9 +82,3 @@ class TinyEngine:
             return output
 
         manager.prepare_store = prepare_store
-
-    def _evict(self, block: Any) -> bool:
-        if block.block_hash is not None:
-            self.evicted.append(block.block_id)
-        result: bool = self._stock_evict(block)
-        return result

@@ -36,7 +36,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def forget_reported_bugs() -> None:
     """Reset the reports of bugs, so that each test sees the first one."""
-    bugs._reports.clear()
+    bugs.forget_reports()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CellType, FunctionType, MethodType
 from typing import Any, Final
 
-OURS: Final = ("eviction_client", "lpc")
+OURS: Final = ("eviction_client", "lpc", "lpc_apps", "predictor_service", "response_cache")
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset, deque)
 
 
@@ -41,6 +41,15 @@ def names_in(root: object, is_name: Callable[[object], bool]) -> dict[str, objec
 def weigh(root: object, *, beyond: Iterable[object] = ()) -> int:
     """Return the bytes of all objects that are reachable from ``root``. ``beyond``: see :func:`reached`."""
     return sum(map(sys.getsizeof, {id(one): one for _, one in reached(root, beyond=beyond)}.values()))
+
+
+def lengths(root: object, *, beyond: Iterable[object] = ()) -> dict[str, int]:
+    """Return the lengths of all containers that can grow and are reachable from ``root``, by path.
+
+    Args:
+        beyond: see :func:`reached`.
+    """
+    return {path: len(one) for path, one in reached(root, beyond=beyond) if isinstance(one, dict | list | set | deque)}
 
 
 def tables(root: object, *, beyond: Iterable[object] = ()) -> dict[str, int]:

@@ -207,7 +207,12 @@ class PredictorClient:
     @property
     def healthy(self) -> bool:
         """Whether a sidecar answered last time."""
-        return self._channel.reached is True
+        return self.reached is True
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the last attempt reached a sidecar; None before the first one's end."""
+        return self._channel.reached
 
     @property
     def tokenizer_state(self) -> TokenizerState:

@@ -40,6 +40,12 @@ def log_bug(logger: logging.Logger, where: str, error: BaseException) -> None:
     logger.error("bug in %s%s: please report these lines" + "\n%s" * len(lines), where, more, *lines)
 
 
+def forget_reports() -> None:
+    """Report the next error of each part at once, as in a new process."""
+    with _lock:
+        _reports.clear()
+
+
 def frames_of(error: BaseException) -> Iterator[str]:
     """Yield the lines of a traceback without values: type and frames of each exception, the error first."""
     pending: list[tuple[str, BaseException]] = [("", error)]

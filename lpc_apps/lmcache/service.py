@@ -110,7 +110,8 @@ class Service:
         self.counters = Counters()
         self._clock = clock
         self._ended_at = 0.0
-        self._states: dict[Conversation, State] = {}
+        self.states: dict[Conversation, State] = {}
+        """States of the conversations whose requests have not been forgotten."""
         self._loaded: set[Chunk] = set()
         """Chunks that a look-up has loaded from disk; its read, which is still to be reported, does not hit memory."""
 
@@ -165,7 +166,7 @@ class Service:
 
     def answered(self, conversation: Conversation, turn: int, prediction: Prediction | None) -> None:
         """Apply the prediction of a turn; None: the sidecar has not answered in time."""
-        state = self._states.get(conversation)
+        state = self.states.get(conversation)
         if state is not None and state.asked_turn == turn == conversation.turns:
             state.answered = True
             state.prediction = prediction
@@ -216,7 +217,7 @@ class Service:
 
     def _end_turns(self, plan: Plan, now: float) -> None:
         """Request predictions of new turns, and set the classes of the chunks of ended ones."""
-        for conversation, state in self._states.items():
+        for conversation, state in self.states.items():
             if state.ended_turn == conversation.turns:
                 continue
             quiet = now - conversation.used_at
@@ -302,7 +303,7 @@ class Service:
 
     def _end_previous_turn(self, conversation: Conversation) -> None:
         """End the previous turn of a conversation that has an event, if it is still open."""
-        state = self._states.setdefault(conversation, State())
+        state = self.states.setdefault(conversation, State())
         if state.ended_turn < conversation.turns - 1:
             self._end(conversation, state, conversation.turns - 1, *conversation.previous_turn)
 
@@ -332,5 +333,5 @@ class Service:
 
     def _forget_ended(self) -> None:
         for conversation in self.conversations.ended:
-            self._states.pop(conversation, None)
+            self.states.pop(conversation, None)
         self.conversations.ended.clear()

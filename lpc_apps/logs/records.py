@@ -52,7 +52,7 @@ MOST_VALUES: Final = 1 << 23
 """Values of a record, which take up to 150 bytes each in memory, and two bytes in a file."""
 DAMAGED: Final = (EOFError, zlib.error, gzip.BadGzipFile)
 """Errors of packed contents that are cut off or damaged."""
-_PEEK: Final = 1 << 16
+PEEK: Final = 1 << 16
 DEEPEST: Final = 10_000
 """Levels of brackets behind which a file that spans lines is not read on. Python reads a tenth of them."""
 _ROWS: Final = 256
@@ -326,7 +326,7 @@ def _records_of_file(
             if file.peek(4).startswith(b"PAR1"):
                 yield from _parquet(path, count)
                 return
-            encoding = _encoding(file.peek(_PEEK)[:_PEEK])
+            encoding = _encoding(file.peek(PEEK)[:PEEK])
             layout = _layout(file) if encoding.startswith("utf-8") else "lines"
             if layout == "spread":
                 if file.peek(3).startswith(b"\xef\xbb\xbf"):
@@ -365,7 +365,7 @@ def unpacked(path: Path, count: _Count = _uncounted) -> Iterator[_Reader]:
         DAMAGED: the packed contents are cut off or damaged.
         DatasetError: the package that unpacks Zstandard is missing.
     """
-    with io.BufferedReader(_Counted(path, count), _PEEK) as file:
+    with io.BufferedReader(_Counted(path, count), PEEK) as file:
         start = file.peek(4)
         if start.startswith(b"\x1f\x8b"):
             yield gzip.GzipFile(fileobj=file)
@@ -438,7 +438,7 @@ def _layout(file: _Reader) -> Literal["lines", "listed", "spread"]:
 
     A damaged first line does not make an array of a log of lines.
     """
-    start = file.peek(_PEEK)[:_PEEK].removeprefix(b"\xef\xbb\xbf")
+    start = file.peek(PEEK)[:PEEK].removeprefix(b"\xef\xbb\xbf")
     first, second, third = ([line.strip() for line in start.splitlines() if line.strip()] + [b""] * 3)[:3]
     if first.startswith(b"{"):
         return "spread" if first == b"{" and second.startswith(b'"') else "lines"
@@ -472,7 +472,7 @@ def _unlisted(line: bytes) -> bytes:
 def _spread(file: _Reader) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the objects of an array, or of objects after each other, as they are read."""
     number = 0
-    for text in _split(file):
+    for text in values_of(file):
         if text is None:
             yield f"after record {number}", WrongRecord("not JSON from here to the end")
         else:
@@ -480,7 +480,7 @@ def _spread(file: _Reader) -> Iterator[tuple[str, Record | WrongRecord]]:
             yield f"record {number}", text if isinstance(text, WrongRecord) else _object(text + b"\n")
 
 
-def _split(file: Any) -> Iterator[bytes | WrongRecord | None]:
+def values_of(file: Any) -> Iterator[bytes | WrongRecord | None]:
     """Yield the JSON texts of the values of an array, or of values after each other; None if the last one is cut off.
 
     Brackets outside of strings end a value, so no value needs to be parsed to find the next one, and none is held that is
@@ -490,7 +490,7 @@ def _split(file: Any) -> Iterator[bytes | WrongRecord | None]:
     kept: list[bytes] = []
     in_string = other = False
     rest = b""
-    while piece := file.read(_PEEK):
+    while piece := file.read(PEEK):
         data = rest + piece
         at, rest = 0, b""
         if in_string:
@@ -633,13 +633,13 @@ def _parquet(path: Path, count: _Count) -> Iterator[tuple[str, Record | WrongRec
 def _array(path: Path, count: _Count) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the objects of an array. A truncated file yields its complete objects and one wrong record."""
     position = -1
-    with io.BufferedReader(_Counted(path, count), _PEEK) as file:
+    with io.BufferedReader(_Counted(path, count), PEEK) as file:
         first = _first_character(file)
         if not first:
             return
         if first != b"[":
             raise DatasetError(f"{path} is not a JSON array: rename it to .jsonl if it has one JSON object per line")
-        for text in _split(file):
+        for text in values_of(file):
             if text is None:
                 yield f"after record {position}", WrongRecord("file cut off")
                 return

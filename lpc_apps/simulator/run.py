@@ -93,13 +93,14 @@ def build(spec: WorkloadSpec) -> tuple[Workload, int]:
     changed = tuple((file, file.stat().st_mtime_ns) for file in files)
     gc.disable()  # what is read stays, and has no cycles
     try:
-        return _build(spec, changed)
+        return build_of_files(spec, changed)
     finally:
         gc.enable()
 
 
 @lru_cache(maxsize=1)
-def _build(spec: WorkloadSpec, changed: tuple[tuple[Path, int], ...]) -> tuple[Workload, int]:
+def build_of_files(spec: WorkloadSpec, changed: tuple[tuple[Path, int], ...]) -> tuple[Workload, int]:
+    """Return what :func:`build` returns. ``changed``: the trace's files with the times of their last change."""
     del changed  # part of the key
     if spec.workload is not None:
         workload = _generate(spec)

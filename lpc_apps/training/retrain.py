@@ -91,7 +91,7 @@ def retrain(
     table, found = _compare(log, head, live)
     same = head.digest() == manifest.head.get("digest")
     reason = "it is the live head" if same else why_worse(found, table["live"])
-    version = live.name if reason else _publish(live, encoder, head, manifest)
+    version = live.name if reason else publish(live, encoder, head, manifest)
     return Retrained(live.name, version, reason, log, head.metadata["examples"], table, found)
 
 
@@ -132,7 +132,7 @@ def _log_odds(probability: Floats) -> Floats:
     return np.log(probability / (1 - probability))
 
 
-def _publish(live: Path, encoder: str, head: Head, manifest: Manifest) -> str:
+def publish(live: Path, encoder: str, head: Head, manifest: Manifest) -> str:
     """Export a version that sidecars then serve; return its name. Raises ExportError if another version is live now."""
     model = live.parent
     if served_folder(model) != live:

@@ -58,17 +58,17 @@ def warm(
     signal.signal(signal.SIGTERM, _end)  # as process 1 of a container it would be ignored
     while True:
         try:
-            _print(_line(asyncio.run(once()).figures()))
+            print_line(_line(asyncio.run(once()).figures()))
         except LpcError as error:
-            _print(f"error: {error}; the next run is at {daily} UTC", err=True)
+            print_line(f"error: {error}; the next run is at {daily} UTC", err=True)
         except Exception as error:  # a fault of this program must not end the next days' runs; its text may be a user's
-            _print(
+            print_line(
                 f"internal error: {type(error).__name__}: report it, with the version; the next run is at {daily} UTC", err=True
             )
-        _sleep_until(at_s)
+        sleep_until(at_s)
 
 
-def _sleep_until(at_s: int) -> None:
+def sleep_until(at_s: int) -> None:
     """Return at the next time that is ``at_s`` seconds after midnight of UTC, even if the clock is set."""
     day = _day(at_s)
     while (now := _day(at_s)) <= day:
@@ -80,7 +80,7 @@ def _day(at_s: int) -> int:
     return math.floor((time.time() - at_s) / DAY_S)
 
 
-def _print(line: str, *, err: bool = False) -> None:
+def print_line(line: str, *, err: bool = False) -> None:
     """Print a line. On a full disk it is lost, which must not end the next days' runs."""
     with contextlib.suppress(OSError):
         typer.echo(line, err=err)

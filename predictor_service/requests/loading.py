@@ -89,13 +89,14 @@ class TokenizerLoader:
 
     Attributes:
         scratch: the folder for files of tokenizers.
+        running: processes that load a tokenizer now.
     """
 
     def __init__(self, limits: LoadLimits = LoadLimits()) -> None:
         self.scratch = Scratch()
         self._limits = limits
         self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self.running: set[subprocess.Popen[bytes]] = set()
         self._closed = False
 
     def load(self, source: str, *, offered: bool) -> Loaded:
@@ -123,7 +124,7 @@ class TokenizerLoader:
         """Kill the running processes, delete all files, and refuse further calls."""
         with self._lock:
             self._closed = True
-            for process in self._running:
+            for process in self.running:
                 process.kill()
         self.scratch.close()
 
@@ -148,7 +149,7 @@ class TokenizerLoader:
             if self._closed:
                 raise LoaderClosed
             process = subprocess.Popen(command, env=environment, stdin=null, stdout=null, stderr=null)
-            self._running.add(process)
+            self.running.add(process)
         seconds = self._limits.offered_s if offered else self._limits.configured_s
         try:
             status = process.wait(seconds)
@@ -158,7 +159,7 @@ class TokenizerLoader:
             process.kill()
             process.wait()
             with self._lock:
-                self._running.discard(process)
+                self.running.discard(process)
                 closed = self._closed
         if closed:
             raise LoaderClosed

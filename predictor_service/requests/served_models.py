@@ -120,10 +120,10 @@ class ServedModels:
     def __init__(
         self, paths: Mapping[str, str], loader: TokenizerLoader | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._loader = loader or TokenizerLoader()
+        self.loader = loader or TokenizerLoader()
         self._clock = clock
         self._lock = threading.Lock()
-        self._uploads = Uploads(self._loader.scratch, clock)
+        self._uploads = Uploads(self.loader.scratch, clock)
         self._offered: dict[str, _Entry] = {}
         """By digest."""
         self.disk = ThreadPoolExecutor(1, "write-tokenizer")
@@ -215,7 +215,7 @@ class ServedModels:
         for threads in (self._threads, self._offer_thread):
             threads.shutdown(wait=False, cancel_futures=True)
         self.disk.shutdown()  # within milliseconds: it only deletes what was being received
-        self._loader.close()
+        self.loader.close()
 
     # Offers.
 
@@ -291,7 +291,7 @@ class ServedModels:
             else:
                 title, source = f"the offered tokenizer {upload.digest[:12]}", str(upload.folder)
                 origin = f"{upload.digest[:12]} from client {upload.client}"
-            loaded = self._loader.load(source, offered=upload is not None)
+            loaded = self.loader.load(source, offered=upload is not None)
             model = ServedModel(title, loaded.backend, loaded.markup, loaded.lengths)
         except LoaderClosed:
             if upload is not None:

@@ -91,7 +91,7 @@ class ReturnLearning(TurnObserver):
         if self._state_file is None:
             return
         try:
-            found = _read(self._state_file)
+            found = read_state(self._state_file)
             if found is not None:
                 self._model.restore(found, self._clock())
                 self.recalibration.restore(found)
@@ -120,7 +120,7 @@ class ReturnLearning(TurnObserver):
         if self._state_file is None:
             return
         try:
-            _write(self._state_file, {**self._model.state(self._clock()), **self.recalibration.state()})
+            write_state(self._state_file, {**self._model.state(self._clock()), **self.recalibration.state()})
         except OSError as error:
             self._metrics.task_failures.labels("returns").inc()
             if not self._unwritten:
@@ -148,14 +148,14 @@ class ReturnLearning(TurnObserver):
         log_bug(log, where, error)
 
 
-def _write(path: Path, state: State) -> None:
+def write_state(path: Path, state: State) -> None:
     """Write a state atomically; create its folder if needed. Raises OSError."""
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     with writing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **state)
 
 
-def _read(path: Path) -> State | None:
+def read_state(path: Path) -> State | None:
     """Return a saved state; None: there is no file. Raises OSError, ValueError and any error of a damaged archive."""
     try:
         with path.open("rb") as file:

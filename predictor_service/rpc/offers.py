@@ -56,7 +56,7 @@ class TokenizerOffers:
             error = self._models.look(caller.who, offer.served_model, offer.digest)
             if not isinstance(error, UnknownServedModel):
                 self._metrics.tokenizer_offers.labels("known").inc()
-                return _status(error)
+                return status_of(error)
             if not self._accepted or not sizes:
                 raise OfferRefused(str(error))
             upload = self._models.begin(caller.who, offer.served_model, offer.digest, sizes)
@@ -94,7 +94,7 @@ class TokenizerOffers:
         else:
             self._models.abandon(upload, punish=False)
         error = self._models.look(caller.who, upload.name, upload.digest)
-        return _status(error)
+        return status_of(error)
 
     async def _receive(self, upload: Upload, parts: AsyncIterator[pb.OfferTokenizerRequest]) -> bool:
         """Write an upload's files; return False if another client was first. Raises OfferRefused."""
@@ -173,7 +173,8 @@ def message_of(known: Known) -> pb.KnownTokenizer:
     return pb.KnownTokenizer(served_model=known.name, digest=known.digest, status=status, vocabulary=known.vocabulary)
 
 
-def _status(error: UnreadPrompt | None) -> pb.TokenizerStatus:
+def status_of(error: UnreadPrompt | None) -> pb.TokenizerStatus:
+    """Return the status of a tokenizer with which a prompt could not be read; None: it could."""
     if error is None:
         return pb.TokenizerStatus(state=pb.TOKENIZER_STATE_READY)
     if isinstance(error, UnreadTemplate):

@@ -33,13 +33,13 @@ from lpc.wire.redis_settings import REFUSALS
 from predictor_service.labels.names import CLIENT_BYTES, MAX_SAME_NAME
 
 ID_BYTES: Final = 8
-_RECORD: Final = struct.Struct(">8s8s16s16sIdddIff")
+RECORD: Final = struct.Struct(">8s8s16s16sIdddIff")
 _RETURN: Final = struct.Struct(">8sd")
 _TAIL: Final = 16 - CLIENT_BYTES
 _USER: Final = struct.Struct(f">{_TAIL}s7d")
 SLOTS: Final = 2048
 SLOT_USERS: Final = 8
-_SLOT: Final = _USER.size * SLOT_USERS
+SLOT_BYTES: Final = _USER.size * SLOT_USERS
 ONCE_S: Final = 86_400.0
 """Expiry of users who sent one turn."""
 PREFIX: Final = "lpc:seen:"
@@ -48,7 +48,7 @@ KEY_LIFE_S: Final = 7 * 86_400
 MOST_RETURNS: Final = 16_384
 """Unread returns of one sidecar, above which the oldest are dropped."""
 _RETURNS: Final = _RETURN.size * MOST_RETURNS
-_RECORDS: Final = _RECORD.size * MAX_SAME_NAME
+_RECORDS: Final = RECORD.size * MAX_SAME_NAME
 """Largest size of a value in bytes."""
 RETURNS_LIFE_S: Final = 600.0
 """Expiry of unread returns. A running sidecar reads its returns every second."""
@@ -162,12 +162,12 @@ class SharedTurn(NamedTuple):
         """Return the record as bytes of fixed length, so that the records of one name form one string."""
         (latest, last, log_sum, number), input_tokens, growth_tokens = self.past
         history = latest, last, log_sum, min(number, MOST_TURNS)
-        return _RECORD.pack(*self[:4], min(self.turn_count, MOST_TURNS), *history, input_tokens, growth_tokens)
+        return RECORD.pack(*self[:4], min(self.turn_count, MOST_TURNS), *history, input_tokens, growth_tokens)
 
     @classmethod
     def all_in(cls, records: bytes) -> Iterator[Self]:
         """Yield the packed turns, oldest first; an incomplete last record is skipped."""
-        for sidecar, turn, text, conversation, count, *history, tokens, growth in _rows(_RECORD, records):
+        for sidecar, turn, text, conversation, count, *history, tokens, growth in _rows(RECORD, records):
             yield cls(sidecar, turn, text, conversation, count, Past(GapHistory(*history), tokens, growth))
 
 
@@ -219,13 +219,13 @@ def fleet_key(client: Any) -> bytes:
 
 def look_up(client: Any, names: Sequence[bytes]) -> list[list[SharedTurn] | Unreadable | Exception]:
     """Return the turns under each name."""
-    found = _evaluated(client, LOOK_UP, [(1, _key(name), _RECORD.size, _RECORDS) for name in names])
+    found = _evaluated(client, LOOK_UP, [(1, _key(name), RECORD.size, _RECORDS) for name in names])
     return [_read(records, lambda data: list(SharedTurn.all_in(data))) for records in found]
 
 
 def look_up_users(client: Any, users: Sequence[bytes]) -> list[UserPast | Unreadable | Exception | None]:
     """Return what is known of each user; None: nothing."""
-    found = _evaluated(client, LOOK_UP, [(1, _user_key(user), _USER.size, _SLOT) for user in users])
+    found = _evaluated(client, LOOK_UP, [(1, _user_key(user), _USER.size, SLOT_BYTES) for user in users])
     return [_read(one, partial(_user_in, user)) for user, one in zip(users, found, strict=True)]
 
 
@@ -258,7 +258,7 @@ def take(
     for name, own, count in wanted:
         prefix = sidecar + own if own else b""
         before = max(count - 1, 0).to_bytes(4, "big")
-        commands.append((1, _key(name), _RECORD.size, _RECORDS, prefix, before, EMPTY_LIFE_MS))
+        commands.append((1, _key(name), RECORD.size, _RECORDS, prefix, before, EMPTY_LIFE_MS))
     found = _evaluated(client, TAKE, commands)
     return [_read(one, lambda data: next(SharedTurn.all_in(data), None)) for one in found]
 
@@ -277,14 +277,14 @@ def put(
         users: of two sidecars that set one at the same time the later one wins: it loses a turn's count.
     """
     life, returns_life = max(int(horizon_s * 1000), 1), int(RETURNS_LIFE_S * 1000)
-    commands: list[tuple[Any, ...]] = [(1, _key(name), turn.pack(), _RECORD.size, _RECORDS, life) for name, turn in turns]
+    commands: list[tuple[Any, ...]] = [(1, _key(name), turn.pack(), RECORD.size, _RECORDS, life) for name, turn in turns]
     for turn, at in returns:
         commands.append((1, _inbox(turn.sidecar), _RETURN.pack(turn.turn, at), _RETURN.size, _RETURNS, returns_life))
     known: list[tuple[Any, ...]] = []
     for user, past in users:
         once, row = past.turns <= 1.0, _USER.pack(user[CLIENT_BYTES:], *past)
         life_ms = int(1000 * (ONCE_S if once else FORGOTTEN_S))
-        known.append((1, _user_key(user), row, _USER.size, _SLOT, _TAIL, life_ms, int(once)))
+        known.append((1, _user_key(user), row, _USER.size, SLOT_BYTES, _TAIL, life_ms, int(once)))
     return [*_evaluated(client, APPEND, commands), *_evaluated(client, SET_USER, known)]
 
 

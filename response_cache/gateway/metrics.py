@@ -1,96 +1,83 @@
 """Prometheus metrics of the gateway. Labels have few values and contain no text of conversations."""
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from lpc.wire.metrics import registered
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 LOOKUP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 1.0)
 
 
 class Metrics:
-    """All metrics, in their own registry."""
+    """All metrics, one entry each, in a registry of their own."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self.requests = Counter(
+        counter, gauge = partial(registered, Counter, registry), partial(registered, Gauge, registry)
+        seconds = partial(registered, partial(Histogram, buckets=SECONDS), registry)
+        lookup_seconds = partial(registered, partial(Histogram, buckets=LOOKUP_SECONDS), registry)
+        self.requests = counter(
             "lpc_gateway_requests",
             "Requests by endpoint and status; `gone`: the client disconnected, `cut`: incomplete answer.",
-            ["endpoint", "status"],
-            registry=registry,
+            endpoint=(),
+            status=(),
         )
-        self.task_failures = Counter(
+        self.task_failures = counter(
             "lpc_gateway_task_failures",
             "Failed rounds of background tasks, and tasks that ended, each with a traceback in the log. `unawaited`: unhandled "
             "errors.",
-            ["task"],
-            registry=registry,
+            task=(),
         )
-        self.first_byte_seconds = Histogram(
+        self.first_byte_seconds = seconds(
             "lpc_gateway_first_byte_seconds",
             "Time from a request's arrival to the first byte of its answer, by result of the cache.",
-            ["cache"],
-            buckets=SECONDS,
-            registry=registry,
+            cache=(),
         )
-        self.answers = Counter(
+        self.answers = counter(
             "lpc_gateway_answers",
             "Answers to requests with a look-up: exact, normalised, semantic, or miss.",
-            ["client", "scope", "cache"],
-            registry=registry,
+            client=(),
+            scope=(),
+            cache=(),
         )
-        self.lookup_seconds = Histogram(
-            "lpc_gateway_lookup_seconds",
-            "Time of a look-up, without waiting for an identical request.",
-            buckets=LOOKUP_SECONDS,
-            registry=registry,
+        self.lookup_seconds = lookup_seconds(
+            "lpc_gateway_lookup_seconds", "Time of a look-up, without waiting for an identical request."
         )
-        self.misses = Counter("lpc_gateway_misses", "Misses by the sidecar's reason.", ["reason"], registry=registry)
-        self.stores = Counter(
-            "lpc_gateway_stores", "Answers of engines by whether the cache stored them.", ["result"], registry=registry
-        )
-        self.engine_requests = Counter(
+        self.misses = counter("lpc_gateway_misses", "Misses by the sidecar's reason.", reason=())
+        self.stores = counter("lpc_gateway_stores", "Answers of engines by whether the cache stored them.", result=())
+        self.engine_requests = counter(
             "lpc_gateway_engine_requests",
             "Requests to engines by status class; `unreachable`: no connection, `broken`: closed without an answer, `cut`: "
             "closed while the body was sent, `stale`: a kept connection that the engine had closed.",
-            ["engine", "status"],
-            registry=registry,
+            engine=(),
+            status=(),
         )
-        self.engine_up = Gauge(
-            "lpc_gateway_engine_up",
-            "1 while an engine answers requests and probes of its /health.",
-            ["engine"],
-            registry=registry,
+        self.engine_up = gauge(
+            "lpc_gateway_engine_up", "1 while an engine answers requests and probes of its /health.", engine=()
         )
-        self.engine_kind = Gauge(
-            "lpc_gateway_engine_kind", "1: what an engine says that it is.", ["engine", "kind", "version"], registry=registry
+        self.engine_kind = gauge(
+            "lpc_gateway_engine_kind", "1: what an engine says that it is.", engine=(), kind=(), version=()
         )
-        self.engine_in_flight = Gauge(
-            "lpc_gateway_engine_in_flight", "Requests in progress in an engine.", ["engine"], registry=registry
-        )
-        self.engine_waiting = Gauge(
+        self.engine_in_flight = gauge("lpc_gateway_engine_in_flight", "Requests in progress in an engine.", engine=())
+        self.engine_waiting = gauge(
             "lpc_gateway_engine_waiting_seconds",
             "Seconds of prefill that an engine was sent and that wait for their first tokens, as far as the router knows.",
-            ["engine"],
-            registry=registry,
+            engine=(),
         )
-        self.held = Gauge("lpc_gateway_held", "Requests that the gateway holds for an engine.", ["engine"], registry=registry)
-        self.held_seconds = Histogram(
+        self.held = gauge("lpc_gateway_held", "Requests that the gateway holds for an engine.", engine=())
+        self.held_seconds = seconds(
             "lpc_gateway_held_seconds",
             "Time for which the gateway held a request, those that were handed on at once included.",
-            buckets=SECONDS,
-            registry=registry,
         )
-        self.routes = Counter(
+        self.routes = counter(
             "lpc_gateway_routes",
             "Requests sent by the router `cost`: `home`, to the conversation's engine; `moved`, to another one; `new`, of a "
             "new conversation.",
-            ["route"],
-            registry=registry,
+            route=(),
         )
-        self.conversations = Gauge(
-            "lpc_gateway_conversations", "Conversations that the router `cost` remembers.", registry=registry
-        )
-        self.in_flight = Gauge("lpc_gateway_in_flight", "Requests in progress.", registry=registry)
-        self.held_bytes = Gauge("lpc_gateway_held_bytes", "Bytes of the bodies of requests in progress.", registry=registry)
-        self.cache_up = Gauge(
-            "lpc_gateway_cache_up", "1 while the sidecar answers look-ups; 0: the gateway is a plain proxy.", registry=registry
-        )
+        self.conversations = gauge("lpc_gateway_conversations", "Conversations that the router `cost` remembers.")
+        self.in_flight = gauge("lpc_gateway_in_flight", "Requests in progress.")
+        self.held_bytes = gauge("lpc_gateway_held_bytes", "Bytes of the bodies of requests in progress.")
+        self.cache_up = gauge("lpc_gateway_cache_up", "1 while the sidecar answers look-ups; 0: the gateway is a plain proxy.")

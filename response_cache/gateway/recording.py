@@ -17,7 +17,7 @@ from typing import Any, Final
 from lpc.cache.v1 import response_cache_pb2 as pb
 
 DONE: Final = b"[DONE]"
-_END_OF_EVENT: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+END_OF_EVENT: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 LONGEST_END: Final = 3
 """Bytes of an incomplete end of an event."""
 _END_OF_LINE: Final = re.compile(rb"\r\n|\n|\r")
@@ -78,7 +78,7 @@ class Recording:
     def _events(self) -> list[bytes]:
         """Take the complete events. Searches each byte once, and the last few twice, because an end may be split."""
         events, start = [], 0
-        for found in _END_OF_EVENT.finditer(bytes(self._rest[self._searched :])):
+        for found in END_OF_EVENT.finditer(bytes(self._rest[self._searched :])):
             end = self._searched + found.start()
             events.append(bytes(self._rest[start:end]))
             start = self._searched + found.end()

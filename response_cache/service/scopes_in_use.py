@@ -196,7 +196,7 @@ class ScopesInUse:
 
     async def _share_all(self, scope: InUse, now: float, age_s: float = 0.0) -> None:
         """Share evidence whose last exchange is ``age_s`` ago, and drop idle tenants. Raises RedisFailed."""
-        surplus = _surplus(scope.tenants.values(), MAX_TENANTS)
+        surplus = surplus_of(scope.tenants.values(), MAX_TENANTS)
         due = [(name, one) for name, one in scope.tenants.items() if now - one.shared_at >= age_s]
         for name, tenant in due:
             try:
@@ -261,7 +261,7 @@ class ScopesInUse:
         tenant.shared_at = now
 
 
-def _surplus(tenants: Collection[TenantTier], most: int) -> set[TenantTier]:
+def surplus_of(tenants: Collection[TenantTier], most: int) -> set[TenantTier]:
     """Return the tenants without which ``most`` are left. Owners keep equal numbers of them, the most recently used."""
     of_owner: dict[bytes, list[TenantTier]] = {}
     for tenant in tenants if len(tenants) > most else ():

@@ -50,7 +50,7 @@ end
 """Start of a script: reads a flight. One that lasts longer than any is forged, or the clock of Redis was set back: followers
 would wait for it too long."""
 _FLYING: Final = f"{_LIVE} return live(KEYS[1], ARGV[1], ARGV[2])"
-_TAKE: Final = f"""{_LIVE}
+TAKE: Final = f"""{_LIVE}
 if ARGV[3] == '1' and redis.call('EXISTS', KEYS[1]) == 1 then return 'stored' end
 live(KEYS[2], ARGV[4], ARGV[5])
 if redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[2]) then return 'taken' end
@@ -118,7 +118,7 @@ class Flights:
     async def _take(self, scope: Scope, entry: EntryId, token: bytes, *, unless_stored: bool, renews: bool) -> State:
         life_ms = self._lease_ms if renews else self._flight_ms
         arguments = (token, life_ms, int(unless_stored), self._longest_ms, LONGEST_LEASE_MS)
-        found: bytes = await self._redis.run(_TAKE, self._keys(scope, entry), *arguments)
+        found: bytes = await self._redis.run(TAKE, self._keys(scope, entry), *arguments)
         states: dict[bytes, State] = {b"taken": "free", b"stored": "stored", b"not_kept": "not_kept"}
         return states.get(found, "flying")
 

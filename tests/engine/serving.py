@@ -19,6 +19,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.transport.predictor import Predictor
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER, ScriptedPredictor
 from lpc_apps.tiny_llama import SPECIAL
+from testing.engine_internals import watch_preemptions
 from testing.tiny_engine import TinyEngine
 
 STEP_S: Final = 0.05
@@ -73,13 +74,11 @@ def serve(
     tiny = TinyEngine(model, blocks, learned=attributes if learned else None, **options)
     engine, scheduler = tiny.engine, tiny.scheduler
     served = Served(evicted=tiny.evicted, tier_evicted=tiny.tier_evicted)
-    stock_preempt = scheduler._preempt_request
 
-    def preempt(*args: Any, **kwargs: Any) -> None:
+    def note() -> None:
         served.preemptions += 1
-        stock_preempt(*args, **kwargs)
 
-    scheduler._preempt_request = preempt
+    watch_preemptions(scheduler, note)
     # A parser of the token ids would take a special token in a reply for the start of a message.
     plain = dict.fromkeys(range(len(SPECIAL)), -100.0)
     parameters = SamplingParams(temperature=0, max_tokens=reply, ignore_eos=True, detokenize=False, logit_bias=plain)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from testing.engine_internals import cache_policy_of
+
 # If this is skipped wrongly, test_conformance.py fails.
 pytest.importorskip("eviction_client.engines.vllm_cpu.policy", reason="not in vLLM before 0.31", exc_type=ImportError)
 
@@ -49,7 +51,7 @@ class Driven:
         self.rng = random.Random(seed)
         self.side = Side(chunks, learned=True, tables=TABLES)
         self.manager = self.side.manager
-        self.policy: LearnedCachePolicy = self.manager._policy
+        self.policy: LearnedCachePolicy = cache_policy_of(self.manager)
         self.chunks = chunks
         self.evictions = self.refusals = 0
         self.waiting: dict[int, list[Any]] = {}
@@ -224,7 +226,7 @@ def tiered() -> Iterator[Callable[..., Any]]:
 
 
 def policy_of(engine: Any) -> Any:
-    return engine.scheduler.connector.connector_scheduler.manager._policy
+    return cache_policy_of(engine.scheduler.connector.connector_scheduler.manager)
 
 
 def test_one_flag_enables_pool_and_tier(tiered: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:

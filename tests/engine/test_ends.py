@@ -1,5 +1,6 @@
 """However vLLM ends a request, the plug-in keeps nothing of it."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -309,7 +310,8 @@ def test_a_shutdown_with_running_requests_leaves_no_question_and_no_thread() -> 
     assert client.waiting
     walk.scheduler.shutdown()
     assert not [path for path, one in reached(client) if isinstance(one, str) and MARK in one]
-    assert not any(thread.is_alive() for thread in (client._sender, client._channel._watcher))
+    threads = {one for _, one in reached(client) if isinstance(one, threading.Thread)}
+    assert len(threads) == 2 and not any(thread.is_alive() for thread in threads)
 
 
 def test_the_walk_finds_what_runs() -> None:

@@ -31,7 +31,7 @@ class Stack:
         self.caches = RedisServer(folder / "cache-redis").start()
         (folder / "keys").write_text(f"names: {secrets.token_hex(32)}\nk1: {secrets.token_hex(32)}\n")
         self.sidecar = Sidecar(folder)
-        self.sidecar._environment |= {
+        self.sidecar.environment |= {
             "LPC_CACHE_REDIS_URL": self.caches.url,
             "LPC_CACHE_GATEWAYS": "anonymous",
             "LPC_CACHE_KEYS": str(folder / "keys"),

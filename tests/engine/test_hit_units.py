@@ -23,6 +23,7 @@ from eviction_client.engines.vllm.requests import some_layers_of
 from eviction_client.observability.misses import HitUnit
 from lpc_apps.tiny_llama import build
 from testing.bare_scheduler import BLOCK, Engine
+from testing.engine_internals import avx512_bf16
 from tests.engine.test_kv_memory import CONFIGURATIONS, ROOT
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="hits that never come: hybrid models, large blocks")
@@ -315,7 +316,7 @@ FOUND = {
 )
 def test_real_vllm_with_a_hybrid_model_has_evicted_nothing(case: str, tmp_path: Path) -> None:
     given, options, hits, expected, needed = FOUND[case]
-    if given is GATED and not torch.cpu._is_avx512_bf16_supported():
+    if given is GATED and not avx512_bf16(torch):
         pytest.skip("this CPU's states are bfloat16, so blocks have another size")
     model = build(tmp_path / "tiny")
     config = json.loads((model / "config.json").read_text()) | given

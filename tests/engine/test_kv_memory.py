@@ -12,6 +12,7 @@ import torch
 
 from lpc_apps.simulator.kv_memory import kv_memory
 from lpc_apps.tiny_llama import build
+from testing.engine_internals import avx512
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="bytes of KV cache by the model's configuration")
 
@@ -172,7 +173,7 @@ def start(model: Path, kv_dtype: str) -> dict[str, Any]:
 def row(name: str, kv_dtype: str) -> Any:
     """Return a row of the test. A CPU skips it on which vLLM does not run it."""
     marks = [
-        pytest.mark.skipif(kv_dtype == "fp8" and not torch.cpu._is_avx512_supported(), reason="FP8 takes AVX-512"),
+        pytest.mark.skipif(kv_dtype == "fp8" and not avx512(torch), reason="FP8 takes AVX-512"),
         *([] if name in ALWAYS else [pytest.mark.nightly]),
     ]
     return pytest.param(name, kv_dtype, marks=marks)

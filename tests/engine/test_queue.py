@@ -14,6 +14,7 @@ from eviction_client.policy.hints import Retained
 from eviction_client.policy.queue.free_queue import DONE, HINTED, PREEMPTED, RENEWED_S
 from eviction_client.policy.request import TrackedRequest
 from lpc.model.curve import value_at
+from testing.engine_internals import set_block_hash
 from tests.engine.pools import CLASSES, TABLES, adopt, give_hash, ids, order, pool_of
 from tests.nightly import LONG
 from tests.spans import spans_of
@@ -208,7 +209,7 @@ def hashed_chain(blocks: Sequence[KVCacheBlock], first: int, *, group: int = 0, 
     """Give blocks the hashes of a chain, ``scale`` hashes per block; return the chain."""
     chain = [content.to_bytes(32, "big") for content in range(first, first + scale * len(blocks))]
     for place, block in enumerate(blocks):
-        block._block_hash = chain[(place + 1) * scale - 1] + group.to_bytes(4, "big")
+        set_block_hash(block, chain[(place + 1) * scale - 1] + group.to_bytes(4, "big"))
     return chain
 
 

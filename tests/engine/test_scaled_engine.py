@@ -62,7 +62,7 @@ async def test_cached_tokens_are_those_of_the_scheduler_alone(schedule: str) -> 
     replies = iter(prompts[2:] + [[0] * 999] * 2)
     for number, prompt in enumerate(prompts):
         # The conversation's next prompt repeats the reply.
-        alone._next = partial(_following, next(replies))
+        alone.next_token = partial(_following, next(replies))
         alone.add(str(number), prompt, 20)
         while alone.scheduler.has_unfinished_requests():
             alone.step()

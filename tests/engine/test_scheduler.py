@@ -22,9 +22,9 @@ from eviction_client.policy.hints import Hints
 from eviction_client.policy.queue.free_queue import DONE, HINTED, PREEMPTED
 from eviction_client.policy.rules import RULES
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER
-from lpc.wire import bugs
 from lpc.wire.session import name_of
 from testing.bare_scheduler import BLOCK, Engine, conversations, oracle
+from testing.engine_internals import fetch_hint_of, send_after_end
 from testing.processes import RedisServer
 from tests.engine.pools import give_hash
 from tests.eventually import until
@@ -227,11 +227,12 @@ def test_kvcr_reads_the_envelope_of_the_reference_page_and_refuses_one_without_a
     sys.modules[spec.name] = parser  # for its dataclass
     spec.loader.exec_module(parser)
     alone, with_fetch = (json.loads(example) for example in EXAMPLES)
-    found = parser._KVFetchHint.from_hint(with_fetch)
+    from_hint = fetch_hint_of(parser).from_hint
+    found = from_hint(with_fetch)
     assert (found.source_endpoint, found.block_hashes) == ("tcp://10.0.0.7:5900", {1234567890})
     assert not caplog.records, "the versions are those that it supports"
     with pytest.raises(ValueError, match="invalid router hint"):
-        parser._KVFetchHint.from_hint(alone)
+        from_hint(alone)
 
 
 def test_field_and_argument_name_one_conversation_and_salts_separate_tenants() -> None:
@@ -338,11 +339,11 @@ def test_a_deferred_free_keeps_its_classes_and_its_age_counts_from_the_free() ->
     assert list(classes_of(engine).values()) == [0] * 5
 
 
-def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_classes() -> None:
     engine = Engine(100, background=AtOnce)
     predicted(engine, 3)
     scheduler = engine.scheduler
-    monkeypatch.setattr(scheduler, "_connector_finished", lambda _: (True, None))
+    send_after_end(scheduler)
     engine.add("a", list(range(6, 86)), 2)
     for _ in range(2):
         engine.step()
@@ -355,9 +356,8 @@ def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_classes(
 
 
 def test_a_failing_hook_affects_neither_requests_nor_order(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(bugs, "_reports", {})  # another test may have reported the same bug
     made = conversations(5, 60)
     stock = Engine(110, learned=False).run(made)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from testing.engine_internals import cache_policy_of, stop_polling, transferred
+
 # If this is skipped wrongly, test_conformance.py fails.
 pytest.importorskip("eviction_client.engines.vllm_cpu.policy", reason="not in vLLM before 0.31", exc_type=ImportError)
 
@@ -78,11 +80,12 @@ def serve(engine: Any) -> None:
         engine.step()
         transfers = planned.pop().kv_connector_metadata
         jobs = {**transfers.load_jobs, **transfers.store_jobs}
-        scheduler._update_from_kv_xfer_finished(
+        transferred(
+            scheduler,
             KVConnectorOutput(
                 finished_recving={job.req_id for job in transfers.load_jobs.values() if not getattr(job, "sync", False)},
                 kv_connector_worker_meta=OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(jobs, 1)),
-            )
+            ),
         )
     scheduler.schedule = schedule
     assert not scheduler.has_unfinished_requests()
@@ -92,7 +95,7 @@ def test_a_tier_that_serves_peers_in_a_thread_stays_in_order_while_requests_wait
     """Requests wait, start and end in the scheduler's thread, and peers' requests evict in vLLM's, at any instruction."""
     engine = tiered(max_seqs=2, background=AtOnce)
     plugin, manager = engine.scheduler.lpc.plugin, manager_of(engine)
-    policy: LearnedCachePolicy = manager.primary_tier._policy
+    policy: LearnedCachePolicy = cache_policy_of(manager.primary_tier)
     peer = manager.secondary_tiers[1]
     rng = random.Random(1)
     sys.setswitchinterval(1e-6)
@@ -103,7 +106,7 @@ def test_a_tier_that_serves_peers_in_a_thread_stays_in_order_while_requests_wait
             engine.add(f"{round_}/{number}", chat, 2)
         serve(engine)
     if polled_tier.POLLED:
-        manager._stop_tier_poll_thread()
+        stop_polling(manager)
         assert peer.threads - {threading.get_ident()}, "vLLM has served the peer in a thread"
     assert plugin.failures == 0
     assert policy.tier is not None, "the tier has not fallen back to LRU"
@@ -127,7 +130,7 @@ class Reached(threading.Event):
 
 def test_the_scheduler_never_waits_for_an_eviction_in_another_thread_and_changes_nothing_under_it() -> None:
     side = Side(4, learned=True, tables=TABLES)
-    tier, policy = side.tier, side.manager._policy
+    tier, policy = side.tier, cache_policy_of(side.manager)
     assert tier is not None
     policy.link(tier, fail, [(0, 1)])
     chain = [bytes([place]).rjust(32) for place in range(4)]
@@ -170,7 +173,7 @@ def test_the_scheduler_never_waits_for_an_eviction_in_another_thread_and_changes
 def test_a_tier_that_fails_in_another_thread_raises_nothing_in_the_scheduler() -> None:
     failures: list[Exception] = []
     side = Side(4, learned=True, tables=TABLES)
-    policy: Any = side.manager._policy
+    policy: Any = cache_policy_of(side.manager)
     policy.link(side.tier, failures.append, [(0, 1)])
 
     class Vanishing:

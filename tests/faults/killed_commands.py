@@ -31,7 +31,7 @@ def commands(folder: Path) -> dict[str, Callable[[], object]]:
 
     def publish() -> None:
         live = served_folder(folder)
-        retrain._publish(live, encoder, HeadFile.load(head), read_manifest(live))  # type: ignore[arg-type]
+        retrain.publish(live, encoder, HeadFile.load(head), read_manifest(live))  # type: ignore[arg-type]
 
     def exported() -> None:
         export(folder.parent, name="tiny", encoder=encoder, head=head, precision="fp32", version="v3")

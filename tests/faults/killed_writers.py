@@ -5,6 +5,7 @@ Each killed child saves the return model, labels, verdicts and promotions in tur
 
 import json
 import os
+import queue
 import random
 import signal
 import sys
@@ -18,11 +19,13 @@ from lpc.model.returns.facts import Facts
 from lpc.model.returns.memory import Arrival, WatchedTurn
 from lpc.model.returns.model import ReturnModel
 from lpc.model.versions import PROMOTED, promote, read_promotion
-from predictor_service.labels.log import LabelWriter, _Rows
+from predictor_service.labels.log import LabelWriter
 from predictor_service.labels.turn import Forecast, Label, Sent, Turn
 from predictor_service.returns import learning
 from response_cache.semantic.evidence_file import Verdicts
 
+ROWS = 50
+"""Rows of a file of labels."""
 LONGEST_S = 0.05
 """Longest time until a child is killed after its first save."""
 
@@ -34,17 +37,16 @@ def save_forever(folder: Path, model: Path, begun: int) -> None:
         turn = WatchedTurn(arrival=Arrival(b"%d" % n, float(n), Facts(1, 100.0)))
         returns.answer([turn], [turn.arrival.facts])
     verdicts = Verdicts(folder / "verdicts.json")
-    writer = LabelWriter.__new__(LabelWriter)
-    writer.folder, writer._max_bytes, writer._process = folder / "labels", 2**20, "0000abcd"
-    writer._ahead = lambda: 0.0
+    fates: queue.Queue[tuple[str, int]] = queue.Queue()
+    writer = LabelWriter(folder / "labels", ROWS, 1e6, 2**20, lambda *fate: fates.put(fate))
     forecast = Forecast(0.5, bytes(768), 3, read_manifest(model / "v1"))
     labelled = Turn(arrival=Arrival(bytes(16), 1.7e9, Facts(1)), sent=Sent(b"", b"", False, 1, 1, 1, 1))
-    rows = _Rows(forecast.manifest, 0.0, [Label(labelled, forecast, True, 1.0)] * 50)
     while True:
         number += 1
-        learning._write(folder / "returns.npz", returns.state(1e3))
-        writer.folder.mkdir(exist_ok=True)
-        writer._write_file(rows)
+        learning.write_state(folder / "returns.npz", returns.state(1e3))
+        for _ in range(ROWS):
+            writer.labelled(Label(labelled, forecast, True, 1.0))
+        assert fates.get() == ("written", ROWS)
         verdicts.grow("key", {"turned": int(time.monotonic() * 1000)})
         verdicts.write()
         promote(model, f"v{1 + number % 2}")
@@ -56,7 +58,7 @@ def unreadable(folder: Path, model: Path) -> list[str]:
     """Return the files that cannot be read."""
     found = []
     readers = {
-        folder / "returns.npz": lambda path: ReturnModel(1000).restore(learning._read(path) or {}, 1e3),
+        folder / "returns.npz": lambda path: ReturnModel(1000).restore(learning.read_state(path) or {}, 1e3),
         folder / "verdicts.json": lambda path: Verdicts(path),
         model / PROMOTED: lambda path: read_promotion(path.parent),
         **dict.fromkeys((folder / "labels").glob(label_rows.FILES), label_rows.read),

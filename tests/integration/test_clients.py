@@ -16,7 +16,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
 from tests.eventually import eventually
-from tests.integration.test_server import _scrape, chat, one, sidecar
+from tests.integration.test_server import chat, one, scrape, sidecar
 
 A, B = "token-of-a-canarytoken", "token-of-b-canarytoken"
 
@@ -71,7 +71,7 @@ async def test_the_engines_client_shows_its_token(tiny_models: Path, tokens: Pat
             settings = ClientSettings(predictor_address=f"127.0.0.1:{addresses.port}", predictor_token_file=file)
             client = PredictorClient(settings.predictor_address, access=access_of(settings))
             try:
-                await eventually(lambda client=client: client._channel.reached is not None)
+                await eventually(lambda client=client: client.reached is not None)
                 assert client.healthy is welcome
             finally:
                 await asyncio.to_thread(client.close)
@@ -88,7 +88,7 @@ async def test_clients_have_limits_of_their_own_with_a_hint_when_to_retry(tiny_m
         trailer = dict(caught.value.trailing_metadata())
         assert 0 < int(trailer["grpc-retry-pushback-ms"]) <= 200_000
         assert (await stub.Predict(one(chat("hello")), metadata=bearer(B))).prediction.probability > 0
-        text = await _scrape(addresses)
+        text = await scrape(addresses)
     assert 'lpc_client_conversations_total{client="a"} 1.0' in text
     assert 'lpc_client_refusals_total{client="a",reason="rate"} 1.0' in text
     assert 'lpc_client_refusals_total{client="b",reason="rate"} 0.0' in text
@@ -104,7 +104,7 @@ async def test_a_revoked_token_is_refused_and_a_new_one_is_let_in(tiny_models: P
 
         await eventually(welcome)
         assert await status(stub.Predict(one(chat("hello")), metadata=bearer(A))) is grpc.StatusCode.UNAUTHENTICATED
-        assert 'client="a"' not in await _scrape(addresses)
+        assert 'client="a"' not in await scrape(addresses)
 
 
 async def test_logs_metrics_and_refusals_contain_no_tokens(
@@ -120,6 +120,6 @@ async def test_logs_metrics_and_refusals_contain_no_tokens(
                 seen.append(error.details())
         write(tokens, b=B)
         await eventually(lambda: "the new token file is in use" in caplog.text)
-        seen.append(await _scrape(addresses))
+        seen.append(await scrape(addresses))
     assert len(seen) == 3
     assert "canarytoken" not in caplog.text + "".join(str(text) for text in seen)

@@ -25,6 +25,7 @@ from testing.processes import RedisServer
 from tests.integration.response_cache.test_cache import Make, ask, fill, make
 from tests.integration.response_cache.test_service import serve_caches
 from tests.integration.response_cache.test_shared_evidence import labels_from_before, misses
+from tests.metric_values import counted
 from tests.response_cache import Caches, GivenVectors, answer, asked
 
 __all__ = ["make"]
@@ -46,7 +47,7 @@ def write(server: RedisServer, changes: dict[bytes, bytes]) -> None:
 
 
 def forged(caches: Caches) -> float:
-    return caches.metrics.forged.labels("generation")._value.get()
+    return counted(caches.metrics.forged.labels("generation"))
 
 
 def counting(caches: Caches) -> Caches:

@@ -28,7 +28,7 @@ from predictor_service.server import Parts, running
 from testing.processes import Sidecar as Process
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import patiently
-from tests.integration.test_server import _scrape, one
+from tests.integration.test_server import one, scrape
 from tests.label_log import rows_of
 from tests.tuned import TINY, command, tuned
 
@@ -52,7 +52,7 @@ class Sidecar:
     async def until(self, line: str) -> str:
         """Return the metrics as soon as they have a line."""
         deadline = time.monotonic() + patiently()
-        while line not in (text := await _scrape(self.addresses)):
+        while line not in (text := await scrape(self.addresses)):
             assert time.monotonic() < deadline, [row for row in text.splitlines() if "label" in row]
             await asyncio.sleep(0.05)
         return text

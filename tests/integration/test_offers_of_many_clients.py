@@ -447,7 +447,7 @@ async def test_a_loading_process_that_dies_leaves_nothing_behind(
     endless = variant(files, 0, chat_template_jinja=ENDLESS)
     async with sidecar(tiny_models, parts, tokens=tokens(tmp_path, "a", "b")) as (stub, _):
         await offer(stub, endless, "a")
-        running = kept[0]._loader._running
+        running = kept[0].loader.running
         await eventually(lambda: running)
         assert kept[0].uploading and files_in(scratch)
         for process in list(running):

@@ -37,6 +37,7 @@ from tests.guarded_redis import GuardedRedis
 from tests.integration.test_returns import sidecar
 from tests.integration.test_sharing import shows, turn
 from tests.jobs import unread_job
+from tests.metric_values import counted
 from tests.nightly import EXAMPLES
 
 pytestmark = pytest.mark.filterwarnings("default::RuntimeWarning")  # as in production, where NumPy's do not raise
@@ -111,7 +112,7 @@ class Side:
         return arrived
 
     def bugs(self) -> float:
-        return self.metrics.task_failures.labels("returns")._value.get()
+        return counted(self.metrics.task_failures.labels("returns"))
 
     def close(self) -> None:
         self.preparation.close()
@@ -123,7 +124,7 @@ small = st.floats(width=32)
 counts = st.sampled_from((0, 1, 2**20, 2**31, 2**32 - 2, 2**32 - 1)) | st.integers(0, 2**32 - 1)
 times = numbers | st.floats(-1e5, 1e5).map(lambda seconds: time.time() + seconds)
 record = st.builds(
-    lambda count, history, tokens, growth: records._RECORD.pack(
+    lambda count, history, tokens, growth: records.RECORD.pack(
         b"sidecar.", b"turn....", bytes(16), bytes(16), count, *history, tokens, growth
     ),
     *(counts, st.tuples(times, numbers, numbers, counts), small, small),
@@ -160,7 +161,7 @@ def sides(guarded_redis: GuardedRedis) -> Iterator[list[Side]]:
         side.close()
 
 
-BIGGEST = records._RECORD.pack(
+BIGGEST = records.RECORD.pack(
     *(b"sidecar.", b"turn....", bytes(16), bytes(16), 2**32 - 1), *(time.time(), 1.0, 0.0, 2**32 - 1), *(500.0, 0.0)
 )
 

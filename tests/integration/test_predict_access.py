@@ -96,11 +96,11 @@ async def test_the_demo_scores_on_a_guarded_sidecar(
     shown = io.StringIO()
     async with guarded(tiny_models, authority, tmp_path, unix_socket=socket) as addresses:
         settings = ClientSettings(
-            predictor_address=demo._address(addresses),
+            predictor_address=demo.address_of(addresses),
             predictor_ca=engine.ca,
             client_certificate=engine.certificate,
             client_key=engine.key,
             predictor_token_file=Path(holding(tmp_path)),
         )
-        await asyncio.to_thread(demo._score, settings, {}, Console(file=shown, width=160))
+        await asyncio.to_thread(demo.score, settings, {}, Console(file=shown, width=160))
     assert shown.getvalue().count(" ms") == 3

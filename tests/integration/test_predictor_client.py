@@ -275,7 +275,7 @@ def test_requests_wait_for_a_sidecar_that_starts_later() -> None:
     address = f"127.0.0.1:{free_port()}"
     with asking(address) as client:
         client.ask("r", token_ids=[5], timeout_s=60)
-        assert until(lambda: client._channel.reached is False)
+        assert until(lambda: client.reached is False)
         assert not client.healthy
         with serving(Sidecar(), address):
             answer = answer_of(client, "r")
@@ -346,7 +346,7 @@ def test_a_peer_that_accepts_and_never_speaks_is_not_healthy_and_deadlines_hold(
     ):
         client.ask("r", token_ids=[1], timeout_s=0.5)
         assert until(lambda: client.counters.late == 1)
-        assert until(lambda: client._channel.reached is False)
+        assert until(lambda: client.reached is False)
         assert client.take("r") is None
 
 
@@ -437,7 +437,7 @@ def test_losing_and_finding_the_sidecar_is_one_line_each(
     address = f"127.0.0.1:{free_port()}"
     probes = 0
     with asking(address, probe_s=0.05) as client:
-        assert until(lambda: client._channel.reached is False)
+        assert until(lambda: client.reached is False)
         with serving(Sidecar(), address):
             assert until(lambda: client.healthy)
         assert until(lambda: not client.healthy)

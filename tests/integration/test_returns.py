@@ -27,7 +27,7 @@ from predictor_service.process import Addresses
 from predictor_service.returns.learning import ReturnLearning
 from predictor_service.server import Parts, running
 from tests.full_disk import fill
-from tests.integration.test_server import _scrape
+from tests.integration.test_server import scrape
 from tests.tuned import TINY, tuned
 
 START = 1_700_000_000.0
@@ -124,7 +124,7 @@ async def test_returning_and_ending_conversations_get_groups_with_different_curv
         await running_.traffic(4)
         assert await running_.tells_them_apart()
         returns = running_.model.quality.returns
-        metrics = await _scrape(running_.addresses)
+        metrics = await scrape(running_.addresses)
     assert returns > 50
     assert f'lpc_returns_learnt{{of="returns"}} {float(returns)}' in metrics
     assert "lpc_return_model_nats NaN" in metrics
@@ -147,7 +147,7 @@ async def test_learning_survives_a_clock_that_steps_by_a_day(
         await running_.traffic(4)
         assert running_.model.quality.returns > before + 50
         assert await running_.tells_them_apart()
-        metrics = await _scrape(running_.addresses)
+        metrics = await scrape(running_.addresses)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert 'lpc_requests_total{method="PredictBatch",status="OK"}' in metrics
     assert metrics.count('method="PredictBatch",status=') == 2  # the other one is the time of its creation

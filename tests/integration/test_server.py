@@ -129,7 +129,7 @@ async def test_metrics_count_calls_batches_and_the_model(tiny_models: Path) -> N
         await stub.Predict(one(chat("hello")))
         with pytest.raises(grpc.aio.AioRpcError):
             await stub.Predict(one(pb.Conversation()))
-        text = await _scrape(addresses)
+        text = await scrape(addresses)
     assert 'lpc_requests_total{method="Predict",status="OK"} 1.0' in text
     assert 'lpc_requests_total{method="Predict",status="INVALID_ARGUMENT"} 1.0' in text
     assert "lpc_batch_items_count 1.0" in text
@@ -137,7 +137,7 @@ async def test_metrics_count_calls_batches_and_the_model(tiny_models: Path) -> N
     assert "lpc_queue_depth 0.0" in text
 
 
-async def _scrape(addresses: Addresses) -> str:
+async def scrape(addresses: Addresses) -> str:
     def get() -> str:
         with urlopen(f"http://127.0.0.1:{addresses.metrics_port}/metrics", timeout=patiently()) as response:
             return str(response.read(), "utf-8")
@@ -149,7 +149,7 @@ async def shown(addresses: Addresses, line: str) -> None:
     """Wait until the metrics have a line."""
 
     async def there() -> bool:
-        return line in await _scrape(addresses)
+        return line in await scrape(addresses)
 
     await eventually(there)
 
@@ -183,7 +183,7 @@ async def test_a_new_version_is_served_without_a_failed_request(tiny_models: Pat
         await loading
         assert sorted(set(versions)) == ["v1", "v2"]
         assert versions == sorted(versions)
-        assert 'lpc_model_reloads_total{result="loaded"} 1.0' in await _scrape(addresses)
+        assert 'lpc_model_reloads_total{result="loaded"} 1.0' in await scrape(addresses)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "no manifest", "not json", "wrong checksum", "missing file"])
@@ -280,7 +280,7 @@ async def test_calls_in_flight_are_answered_before_the_sidecar_ends(tiny_models:
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}"))
             stub = rpc.ContinuationPredictorStub(channel)
             calls = [asyncio.ensure_future(stub.Predict(one(chat("hello")))) for _ in range(4)]
-            while "lpc_queue_depth 4.0" not in await _scrape(addresses):
+            while "lpc_queue_depth 4.0" not in await scrape(addresses):
                 await asyncio.sleep(0.001)
             asyncio.get_running_loop().call_later(0.5, ending.set)
         answers = [await call for call in calls]

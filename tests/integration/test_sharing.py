@@ -29,8 +29,9 @@ from testing.processes import RedisServer
 from tests.eventually import eventually, until
 from tests.guarded_redis import GuardedRedis
 from tests.integration.test_returns import Sidecar, sidecar
-from tests.integration.test_server import _scrape
+from tests.integration.test_server import scrape
 from tests.jobs import unread_job
+from tests.metric_values import counted
 
 HORIZON_S = 600.0
 
@@ -64,18 +65,18 @@ async def fleet(models: Path, redis_url: str, size: int = 2, **settings: object)
 
 
 async def shows(one: Sidecar, line: str) -> bool:
-    return line in await _scrape(one.addresses)
+    return line in await scrape(one.addresses)
 
 
 async def counts(one: Sidecar, metric: str) -> dict[str, float]:
-    lines = [line for line in (await _scrape(one.addresses)).splitlines() if line.startswith(f"{metric}{{")]
+    lines = [line for line in (await scrape(one.addresses)).splitlines() if line.startswith(f"{metric}{{")]
     return {line.split('"')[-2]: float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
 async def labelled(one: Sidecar) -> dict[str, float]:
     """What became of the predictions: continued or not."""
     found = {"true": 0.0, "false": 0.0}
-    for line in (await _scrape(one.addresses)).splitlines():
+    for line in (await scrape(one.addresses)).splitlines():
         if line.startswith("lpc_labelled_predictions_total{"):
             for answer in found:
                 found[answer] += float(line.rsplit(" ", 1)[1]) * (f'continued="{answer}"' in line)
@@ -290,7 +291,7 @@ async def test_a_key_of_another_type_costs_the_turns_of_one_conversation_only(re
         for number in range(3):
             assert await shared_past(sides, f"sound {number}")
             assert all(shared.key is not None for _, shared, _ in sides)
-        assert sum(metrics.invalid_values.labels("turns")._value.get() for _, _, metrics in sides) > 0
+        assert sum(counted(metrics.invalid_values.labels("turns")) for _, _, metrics in sides) > 0
 
 
 async def test_a_full_redis_does_not_end_the_turns(redis_server: RedisServer) -> None:
@@ -306,7 +307,7 @@ async def test_a_full_redis_does_not_end_the_turns(redis_server: RedisServer) ->
         finally:
             admin.config_set("maxmemory", "0")
         assert await shared_past(sides, "after")
-        assert sum(metrics.refused_by_redis.labels("turns", "OOM")._value.get() for _, _, metrics in sides) > 0
+        assert sum(counted(metrics.refused_by_redis.labels("turns", "OOM")) for _, _, metrics in sides) > 0
 
 
 def users_of(client_part: bytes, count: int) -> list[tuple[bytes, UserPast]]:
@@ -322,7 +323,7 @@ def test_the_users_that_a_client_invents_take_bounded_memory_in_redis(redis_serv
             records.put(client, [], 60, users=users_of(b"loud!!", 1000))
         kept = list(client.scan_iter("lpc:seen:user:*"))
         assert len([key for key in kept if b":" + b"loud!!".hex().encode() in key]) <= records.SLOTS
-        assert max(client.strlen(key) for key in kept) <= records._SLOT
+        assert max(client.strlen(key) for key in kept) <= records.SLOT_BYTES
         assert client.info("memory")["used_memory"] - before < 3 * 2**20
         assert all(0 < client.pttl(key) <= 1000 * records.ONCE_S for key in kept)
         assert None not in records.look_up_users(client, [name for name, _ in other])

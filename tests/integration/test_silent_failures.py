@@ -19,7 +19,7 @@ from predictor_service.process import Addresses
 from predictor_service.repository import ModelRepository
 from predictor_service.server import Parts
 from tests.eventually import eventually, patiently
-from tests.integration.test_server import _scrape, chat, one, sidecar
+from tests.integration.test_server import chat, one, scrape, sidecar
 
 SECRET = "my secret prompt"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -31,7 +31,7 @@ async def health(addresses: Addresses) -> int:
 
 
 async def failures(addresses: Addresses, task: str) -> float:
-    for line in (await _scrape(addresses)).splitlines():
+    for line in (await scrape(addresses)).splitlines():
         if line.startswith(f'lpc_task_failures_total{{task="{task}"}}'):
             return float(line.rsplit(" ", 1)[1])
     return 0.0

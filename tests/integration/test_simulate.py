@@ -94,7 +94,7 @@ def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) 
     runs = [Run(spec, name, size) for name in ("lru", "turn-ttl") for size in (0.03, 0.1)]
     alone, together = (sweep(runs, jobs) for jobs in (1, 2))
     assert alone == together
-    run._build.cache_clear()
+    run.build_of_files.cache_clear()
     assert sweep(runs) == alone
 
 

@@ -44,7 +44,7 @@ class Reporter:
         dropped: int = 0,
     ) -> None:
         self._seq += 1
-        entries = [entry for seed in seeds for entry in self._entries(seed, tokens=kind == "store")]
+        entries = [entry for seed in seeds for entry in self.entries_of(seed, tokens=kind == "store")]
         for entry in entries if token is not None else ():
             entry["token_ids"] = [token]
         batch = {
@@ -64,7 +64,7 @@ class Reporter:
             batch["dropped_events"] = dropped
         assert self._coordinator.ask("/events", {"batches": [batch]}) == {"applied": 1, "duplicates": 0, "stale": 0}
 
-    def _entries(self, seed: int, *, tokens: bool) -> list[dict[str, Any]]:
+    def entries_of(self, seed: int, *, tokens: bool) -> list[dict[str, Any]]:
         from lpc_apps.lmcache.events import KeyChain
 
         return [
@@ -93,7 +93,7 @@ def coordinator(folder: Path, *options: str) -> Coordinator:
         rule="lru",
     )
     nobody = f"http://127.0.0.1:{free_port()}"
-    made._environment.update(http_proxy=nobody, HTTP_PROXY=nobody, no_proxy="")  # the pod's, for others
+    made.environment.update(http_proxy=nobody, HTTP_PROXY=nobody, no_proxy="")  # the pod's, for others
     return made
 
 
@@ -127,7 +127,7 @@ async def test_chunks_are_deleted_from_memory_in_lru_order(tmp_path: Path, node:
             await asyncio.sleep(0.05)
         await asyncio.to_thread(until, lambda: server.deleted)
         gone = {entry["chunk_hash_hex"] for body in server.deleted for entry in body["keys"]}
-        first = {entry["key"]["chunk_hash_hex"] for entry in reporter._entries(1, tokens=False)}
+        first = {entry["key"]["chunk_hash_hex"] for entry in reporter.entries_of(1, tokens=False)}
         assert server.deleted[0]["tier"] == "l1"
         assert gone == first
 

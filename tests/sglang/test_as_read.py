@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from lpc.requests.rules import NULL_COUNTS, RULES
 from lpc_apps.tiny_llama import build
+from testing.engine_internals import prompt_of
 from tests import as_rendered
 from tests.as_read import PAIRS, REFUSED, ROWS, TEMPLATES, USER, Body, body, counted, refuses_null
 
@@ -54,7 +55,7 @@ class Renderer:
         """Return the prompt's tokens, or `REFUSED`."""
         try:
             request = ChatCompletionRequest.model_validate(json.loads(json.dumps(one)))
-            found = self._by_template[template]._process_messages(request, False)
+            found = prompt_of(self._by_template[template], request)
         except Exception:  # an answer 400 or 500 of the server
             return REFUSED
         return list(found.prompt_ids)

@@ -13,6 +13,7 @@ from eviction_client.engines.sglang.hooks import Hooks
 from eviction_client.plugin import Plugin
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
+from testing.engine_internals import run_seed
 
 # For SGLang's benchmarks, which its fixtures import but these tests do not run.
 sys.modules.setdefault("datasets", SimpleNamespace(load_dataset=None))  # type: ignore[arg-type]
@@ -49,5 +50,5 @@ def test_sglangs_own_random_operations_leave_its_tree_intact(
     monkeypatch.setattr(insert_walk, "build_fixture", build)
     fuzz = insert_walk.SegmentLockFuzzFixtures()
     fuzz.cfg = cfg
-    fuzz._run_seed(1)
+    run_seed(fuzz, 1)
     assert [hooks.plugin.failures for hooks in attached] == [0]

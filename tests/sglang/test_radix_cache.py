@@ -22,7 +22,7 @@ from eviction_client.policy.request import TrackedRequest
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.model.curve import KNOTS
-from lpc.wire import bugs
+from testing.engine_internals import tree_core_of
 from testing.sglang_cache import BACKENDS, Cache
 from tests.sglang.workloads import SideBySide
 
@@ -118,7 +118,7 @@ def test_under_lru_the_hits_equal_those_of_sglangs_own_lru(backend: str, seed: i
     assert side.hits[1] == side.hits[0] and sum(side.hits[0]) > 0
     assert len(ours.evicted) == len(lru.evicted)
     assert ours.tree.evictable_size() == lru.tree.evictable_size()
-    assert (lru.tree._tree_core_backend, ours.tree._tree_core_backend) == (backend, "python")
+    assert (tree_core_of(lru.tree), tree_core_of(ours.tree)) == (backend, "python")
     assert ours.plugin.failures == 0
 
 
@@ -376,7 +376,6 @@ def test_a_part_that_raises_does_not_affect_serving(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("broken")
 
-    bugs._reports.clear()  # one report per location and process
     lru = Cache(2500, policy="lru")
     ours = Cache(2500, predictor=predictor, clock=clock, rule="lru")
     if broken == "order":
@@ -402,7 +401,7 @@ def test_a_dry_run_keeps_the_order_and_counts(backend: str, clock: Clock, monkey
     side = SideBySide([lru, ours], clock, 6, plain=False)
     side.run(200)
     assert side.hits[1] == side.hits[0]
-    assert ours.tree._tree_core_backend == backend
+    assert tree_core_of(ours.tree) == backend
     assert ours.plugin.policy.ghosts.asked > 0 and ours.plugin.ended["prediction"] > 0
     assert ours.plugin.failures == 0
 

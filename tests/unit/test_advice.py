@@ -9,7 +9,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from lpc.distribution import install
-from lpc_cli.cli import EXTRAS, NEEDS, _advice, app
+from lpc_cli.cli import EXTRAS, NEEDS, advice_for, app
 from tests.command import lpc
 from tests.only import ROOT
 
@@ -26,8 +26,8 @@ from tests.only import ROOT
     ],
 )
 def test_a_missing_package_is_advised_by_the_extra_that_has_it(package: str, extra: str) -> None:
-    assert _advice(package) == install(extra) and extra in EXTRAS
-    assert (_advice("elsewhere.part"), _advice("grpc.aio")) == ("pip install elsewhere", install())
+    assert advice_for(package) == install(extra) and extra in EXTRAS
+    assert (advice_for("elsewhere.part"), advice_for("grpc.aio")) == ("pip install elsewhere", install())
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_missing_package_is_advised_by_the_extra_that_has_it(package: str, ext
     ],
 )
 def test_a_command_advises_its_own_extra_also_for_what_its_packages_need(command: str, package: str, extra: str) -> None:
-    assert _advice(package, command) == install(extra)
+    assert advice_for(package, command) == install(extra)
 
 
 def test_every_command_that_needs_an_extra_exists() -> None:

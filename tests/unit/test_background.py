@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from lpc.wire.background import Background, lost_errors
 from tests.eventually import eventually, patiently
+from tests.metric_values import counted
 
 SECRET = "my secret prompt"
 
@@ -21,7 +22,7 @@ def failures() -> Counter:
 
 
 def count(failures: Counter, task: str) -> float:
-    return float(failures.labels(task)._value.get())
+    return float(counted(failures.labels(task)))
 
 
 async def test_a_failed_round_is_logged_and_counted_and_the_next_one_runs(

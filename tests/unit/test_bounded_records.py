@@ -101,10 +101,10 @@ def test_rows_of_parquet_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("cut", range(1, 120, 7))
 def test_values_are_split_wherever_a_piece_of_the_file_ends(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_PEEK", cut)
+    monkeypatch.setattr(records, "PEEK", cut)
     values = ['{"a\\"]}": "\\\\"}', '{"b": [{}, "[", "\\\\\\""]}', '{"c": {"d": []}}', "[1]"]
     text = "[" + ", \n".join(values) + "]"
-    assert list(records._split(io.BytesIO(text.encode()))) == [value.encode() for value in values]
+    assert list(records.values_of(io.BytesIO(text.encode()))) == [value.encode() for value in values]
 
 
 def test_text_between_objects_is_counted(tmp_path: Path) -> None:

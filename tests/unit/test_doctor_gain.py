@@ -20,7 +20,7 @@ def counted(value: int, *, asked: int = 10_000, answered: int = 5) -> Counted:
 def found(monkeypatch: pytest.MonkeyPatch, week: Counted, two_weeks: Counted) -> Finding:
     answers = {WEEK_H: week, 2 * WEEK_H: two_weeks}
     monkeypatch.setattr(checks, "of_prometheus", lambda _, hours, names: answers[hours])
-    (finding,) = checks._gain("http://prometheus:9090")
+    (finding,) = checks.gain("http://prometheus:9090")
     return finding
 
 
@@ -48,6 +48,6 @@ def test_a_prometheus_that_does_not_answer_is_one_finding(monkeypatch: pytest.Mo
         raise LpcError(f"cannot read {address}")
 
     monkeypatch.setattr(checks, "of_prometheus", refuse)
-    (finding,) = checks._gain("http://nowhere")
+    (finding,) = checks.gain("http://nowhere")
 
     assert finding.status == "fail" and "nowhere" in finding.found

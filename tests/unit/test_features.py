@@ -1,6 +1,7 @@
 """The token budget over the user prompts, as the paper states it."""
 
 import functools
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -64,8 +65,8 @@ def test_the_budget_is_never_exceeded(prompts: list[str]) -> None:
 
 
 @functools.cache
-def subword_encoder() -> FeatureEncoder:
-    """An encoder of the e5 kind: subwords of a Unigram vocabulary after NFKC."""
+def subword_tokenizer() -> Tokenizer:
+    """A tokenizer of the e5 kind: subwords of a Unigram vocabulary after NFKC."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
@@ -78,17 +79,23 @@ def subword_encoder() -> FeatureEncoder:
     tokenizer.train_from_iterator(
         lines * 5, trainers.UnigramTrainer(vocab_size=120, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
     )
-    return FeatureEncoder(tokenizer, FeatureSettings(token_budget=64))
+    return tokenizer
 
 
-def tokenised_whole(encoder: FeatureEncoder, prompts: list[str]) -> list[int]:
+def tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def tokenised_whole(encoder: FeatureEncoder, tokenizer: Tokenizer, prompts: list[str]) -> list[int]:
     """The paper's rule without any short cut."""
-    share = (encoder.settings.token_budget - 1 - len(encoder._prefix)) // len(prompts) - 1
-    ids = [encoder._start, *encoder._prefix]
-    for prompt in prompts:
-        tokens = encoder._tokenize(prompt)
+    settings = encoder.settings
+    prefix, *asked = (tokens_of(tokenizer, text) for text in (settings.prefix.rstrip(), *prompts))
+    share = (settings.token_budget - 1 - len(prefix)) // len(prompts) - 1
+    ids = [tokenizer.token_to_id("<s>"), *prefix]
+    for tokens in asked:
         ids += tokens if len(tokens) <= share else tokens[: share - share // 2] + tokens[len(tokens) - share // 2 :]
-        ids.append(encoder._end)
+        ids.append(tokenizer.token_to_id("</s>"))
     return ids
 
 
@@ -119,19 +126,34 @@ WORDS = st.sampled_from(
 @given(st.lists(st.tuples(st.lists(WORDS, min_size=1, max_size=40), st.integers(1, 60)), min_size=1, max_size=5))
 @settings(max_examples=150, deadline=None)
 def test_looking_only_at_the_ends_of_a_text_gives_the_tokens_of_the_whole(parts: list[tuple[list[str], int]]) -> None:
-    encoder = subword_encoder()
+    tokenizer = subword_tokenizer()
+    encoder = FeatureEncoder(tokenizer, FeatureSettings(token_budget=64))
     prompts = [" ".join(words * times) for words, times in parts]
-    assert encoder.encode(UserTurns(tuple(prompts), len(prompts))).input_ids == tokenised_whole(encoder, prompts)
+    assert encoder.encode(UserTurns(tuple(prompts), len(prompts))).input_ids == tokenised_whole(encoder, tokenizer, prompts)
+
+
+class Watched:
+    """A tokenizer that counts the characters of the texts that it is given."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.encode_special_tokens = True
+        self.tokenizer = tokenizer
+        self.looked_at = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Any:
+        self.looked_at += len(text)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 @pytest.mark.parametrize("filler", ["hello world ", "人工智能", "\n", "\u200b", "</s> ", "x"], ids=ascii)
-def test_the_work_on_a_prompt_does_not_grow_with_its_length(filler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = FeatureEncoder(word_tokenizer(), FeatureSettings(prefix=""))
-    looked_at = []
-    tokenize = encoder._tokenize
-    monkeypatch.setattr(encoder, "_tokenize", lambda text: looked_at.append(len(text)) or tokenize(text))
+def test_the_work_on_a_prompt_does_not_grow_with_its_length(filler: str) -> None:
+    tokenizer = Watched(word_tokenizer())
+    encoder = FeatureEncoder(tokenizer, FeatureSettings(prefix=""))  # type: ignore[arg-type]
     encoder.encode(UserTurns((filler * (5_000_000 // len(filler)),), 1))
-    assert sum(looked_at) < 100_000
+    assert tokenizer.looked_at < 100_000
 
 
 @pytest.mark.parametrize(

@@ -489,14 +489,14 @@ def test_a_chain_whose_starts_were_used_one_by_one_is_evicted_in_steps_that_grow
 def test_a_prefix_that_many_continue_costs_a_free_no_search_of_them_all(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = queue_of(clock := Clock())
     looked_at = 0
-    live = free_queue._live
+    live = free_queue.live_of
 
     def counted(runs: list[Any]) -> list[Any]:
         nonlocal looked_at
         looked_at += len(runs)
         return live(runs)
 
-    monkeypatch.setattr(free_queue, "_live", counted)
+    monkeypatch.setattr(free_queue, "live_of", counted)
     prefix, ends = Block(0), [Block(number + 1) for number in range(count)]
     for end in ends:
         queue.continues(prefix, queue.insert([end], 0, clock.now))

@@ -148,7 +148,7 @@ def test_a_file_that_is_mounted_into_a_container_is_written_in_place(tmp_path: P
     mounts = tmp_path / "mountinfo"
     escaped = str(mounted).replace(" ", r"\040")
     mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 8:1 /x {escaped} rw - ext4 x rw\n")
-    monkeypatch.setattr(files, "_MOUNTS", mounts)
+    monkeypatch.setattr(files, "MOUNTS", mounts)
     with writing_output(mounted) as file:
         file.write(b"new")
     assert mounted.read_bytes() == b"new" and mounted.stat().st_ino == inode

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lpc import progress as module
-from lpc.progress import BYTES, _Lines, apart, each, progress
+from lpc.progress import BYTES, Lines, apart, each, progress
 from lpc_apps.logs import records
 from lpc_apps.logs.records import Skipped, read_records, records_of
 from lpc_apps.simulator.spread import spread
@@ -55,7 +55,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_has_the_work_its_amount_and_the_time_left(
     total: int | None, unit: str, done: int, seconds: float, line: str
 ) -> None:
-    lines = _Lines("doing it", total, unit, io.StringIO())
+    lines = Lines("doing it", total, unit, io.StringIO())
     lines.update(done)
     assert lines.line(seconds) == f"lpc: doing it: {line}"
 
@@ -76,14 +76,14 @@ def test_the_innermost_work_is_reported_and_nothing_after_its_end(often: None) -
             until(lambda: stderr.getvalue().count("inner: ") > 1)
             assert "outer" not in stderr.getvalue()
         until(lambda: "outer: 0 of 2" in stderr.getvalue())
-    assert not _Lines._open
+    assert not Lines.entered
 
 
 def test_a_stream_that_is_closed_ends_no_work(often: None) -> None:
     with redirect_stderr(io.StringIO()) as stderr, progress("work"):
         until(stderr.getvalue)
         stderr.close()
-        until(lambda: len(_Lines._open) == 1)
+        until(lambda: len(Lines.entered) == 1)
 
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_a_process_that_another_one_started_reports_nothing(often: None, monkeyp
     monkeypatch.setattr(multiprocessing, "parent_process", object)
     with progress("work") as done:
         done.update()
-        assert not _Lines._open
+        assert not Lines.entered
 
 
 def test_a_worker_knows_that_another_process_started_it() -> None:
@@ -132,10 +132,10 @@ def test_reading_is_reported_in_bytes_of_the_files(name: str, tmp_path: Path, mo
     seen: list[tuple[str, int | None, str, float]] = []
 
     @contextmanager
-    def counted(what: str, total: int | None, unit: str) -> Iterator[_Lines]:
-        lines = _Lines(what, total, unit, io.StringIO())
+    def counted(what: str, total: int | None, unit: str) -> Iterator[Lines]:
+        lines = Lines(what, total, unit, io.StringIO())
         yield lines
-        seen.append((what, total, unit, lines._done))
+        seen.append((what, total, unit, lines.done))
 
     monkeypatch.setattr(records, "progress", counted)
     assert len(list(read_records(path, lambda record: [record], Skipped()))) == 3_000

@@ -126,7 +126,7 @@ def test_a_template_that_never_ends_is_killed(folder: Path) -> None:
 def test_a_load_that_the_end_of_the_sidecar_interrupts_is_not_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     loader = TokenizerLoader()
     served = ServedModels({"m": str(folder)}, loader=loader)
-    until(lambda: loader._running)
+    until(lambda: loader.running)
     loader.close()
     served.wait(patiently())
     served.close()
@@ -211,8 +211,8 @@ def test_the_process_that_loads_an_offer_has_limits_and_no_secrets(folder: Path,
     loader = TokenizerLoader()
     with ThreadPoolExecutor() as threads:
         loading = threads.submit(loader.load, str(folder), offered=True)
-        until(lambda: loader._running)
-        (process,) = loader._running
+        until(lambda: loader.running)
+        (process,) = loader.running
         limits = Path(f"/proc/{process.pid}/limits")
         until(lambda: re.search(r"Max core file size +0 +0", limits.read_text()))
         environment = Path(f"/proc/{process.pid}/environ").read_bytes()

@@ -1,9 +1,11 @@
 """Slots: who waits, who is ended, and that nothing is left over."""
 
 import asyncio
+import contextlib
 import random
 
 from predictor_service.rpc.slots import Slots
+from tests.reachable import lengths
 
 
 async def test_a_further_wait_ends_the_oldest_of_the_peer_that_has_most() -> None:
@@ -51,4 +53,7 @@ async def test_cancelled_and_ended_waits_leave_all_slots_free() -> None:
         if draw.random() < 0.3:
             task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert (slots._free, slots._waits, slots._queue, slots._queued) == (4, {}, {}, 0)
+    assert set(lengths(slots).values()) == {0}
+    async with contextlib.AsyncExitStack() as held, asyncio.timeout(10):
+        for peer in "abcd":
+            await held.enter_async_context(slots.hold(peer))

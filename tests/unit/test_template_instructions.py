@@ -9,12 +9,12 @@ import pytest
 
 from eviction_client.transport.tokenizer_upload import LogOnce, Offer
 from lpc.v1 import predictor_pb2
-from lpc_cli.checks import _judged
+from lpc_cli.checks import judged
 from predictor_service.errors import UnreadPrompt, UnreadTemplate
 from predictor_service.requests.loading import TokenizerLoader
 from predictor_service.requests.served_model import ServedModel
 from predictor_service.requests.served_models import ServedModels
-from predictor_service.rpc.offers import _status, message_of
+from predictor_service.rpc.offers import message_of, status_of
 from tests.chat_templates import Style, tokenizer_of
 from tests.eventually import patiently
 from tests.unit.test_chat_template import build_served_model, calls, chat
@@ -161,11 +161,11 @@ def test_engine_log_and_doctor_report_a_tokenizer_without_a_template(tmp_path: P
     caplog.set_level(logging.INFO)
     models = ServedModels({"m": saved(tmp_path / "m", "")})
     models.wait(patiently(120.0))
-    status = _status(models.look("engine", "m", ""))
+    status = status_of(models.look("engine", "m", ""))
     assert status.state == predictor_pb2.TOKENIZER_STATE_READY and "chat_template.jinja" in status.message
     assert not any("can be read" in record.message for record in caplog.records)
     (known,) = (message_of(one) for one in models.known())
-    finding = _judged(predictor_pb2.Prediction(probability=0.5), known, takes_offers=True)
+    finding = judged(predictor_pb2.Prediction(probability=0.5), known, takes_offers=True)
     assert finding.status == "warn" and "chat_template.jinja" in finding.found
     offer = Offer("m", dict, LogOnce())
     offer.update(status)

@@ -341,13 +341,13 @@ class FreeQueue(FreeList[B]):
         if runs is None:
             branches[block.block_id] = Branches((run,))
             if len(branches) > self._branches_swept_from:
-                self._branches = {number: Branches(live) for number, runs in branches.items() if (live := _live(runs))}
+                self._branches = {number: Branches(live) for number, runs in branches.items() if (live := live_of(runs))}
                 self._branches_swept_from = max(_SWEPT_FROM, 2 * len(self._branches))
             return
         if runs[-1] is not run:
             runs.append(run)
             if len(runs) >= runs.compacted_from:
-                branches[block.block_id] = Branches(_live(runs))
+                branches[block.block_id] = Branches(live_of(runs))
 
     def step(self) -> bool:
         """Prepare a step of the engine: end a few expired retentions and renew the values.
@@ -882,7 +882,7 @@ class FreeQueue(FreeList[B]):
         run.previous = run.following = None  # ended runs must not wait for the cycle collector
 
 
-def _live(runs: Iterable[Run]) -> list[Run]:
+def live_of(runs: Iterable[Run]) -> list[Run]:
     """Return the runs that have not ended."""
     return [run for run in runs if run.following is not None]
 

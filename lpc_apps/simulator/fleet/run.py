@@ -107,9 +107,10 @@ def simulate_fleet(
         SimulationError: the router or its knowledge does not exist.
         ValueError: the capacity is below one block.
     """
-    return _Run(workload, capacity_tokens, policy, fleet, cost or Cost(), queueing).run()
+    return FleetRun(workload, capacity_tokens, policy, fleet, cost or Cost(), queueing).run()
 
 
+<<<<<<< HEAD
 @dataclass(eq=False)
 class _Door:
     """One of the routers: what it knows, how it chooses, and what it holds, by engine."""
@@ -120,6 +121,9 @@ class _Door:
 
 
 class _Run:
+=======
+class FleetRun:
+>>>>>>> h56
     """One run."""
 
     def __init__(
@@ -159,7 +163,7 @@ class _Run:
                 replay.add(returns, INTERVENE, lambda _: self._return())
         if fleet.router_restart is not None:
             replay.add(fleet.router_restart, INTERVENE, self._restart_router)
-        replay.run(self._arrive)
+        replay.run(self.arrive)
         for engine in self._engines:
             engine.close(replay.last)
         counts = self._counts
@@ -206,7 +210,8 @@ class _Run:
             door.known, door.router = self._new_router(door.known.up)
             self._holds(door)
 
-    def _arrive(self, turn: Turn, now: float) -> bool:
+    def arrive(self, turn: Turn, now: float) -> bool:
+        """Give a turn that arrives to an engine, or to the queue; return whether none refuses it."""
         self._arrived += 1
         if self._arrived % COPIES_EVERY == 0 and self._replay.counts_arrival(turn):
             self._counts.copies.append(copies([engine.cache.contents() for engine in self._engines]))

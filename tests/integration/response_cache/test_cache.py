@@ -12,6 +12,7 @@ import pytest
 from response_cache.service.outcomes import Hit, Miss
 from response_cache.store.scopes import ScopeSettings
 from testing.processes import RedisServer
+from tests.metric_values import counted
 from tests.response_cache import KEY_LINES, Caches, answer, asked
 
 Make = Callable[..., Caches]
@@ -50,7 +51,7 @@ def entries_in(server: RedisServer) -> dict[bytes, int]:
 
 def evicted(caches: Caches) -> dict[str, float]:
     """Return the number of evictions by limit."""
-    return {bound: caches.metrics.evictions.labels("faq", bound)._value.get() for bound in ("entries", "bytes")}
+    return {bound: counted(caches.metrics.evictions.labels("faq", bound)) for bound in ("entries", "bytes")}
 
 
 def counted_bytes(server: RedisServer) -> int:
@@ -115,7 +116,7 @@ async def test_a_record_that_was_copied_to_another_clients_key_does_not_decrypt(
         client.set(other, b"\x01" + b"damaged" * 9)
     for name in "ab":
         assert isinstance(await ask(caches, asked("Is it?"), client=name), Miss)
-    assert caches.metrics.unreadable._value.get() == 2
+    assert counted(caches.metrics.unreadable) == 2
     # A new answer can be stored.
     await fill(caches, asked("Is it?"), client="a")
 

@@ -22,6 +22,7 @@ from testing.processes import RedisServer
 from tests.eventually import eventually
 from tests.integration.response_cache.test_cache import Make, ask, make
 from tests.integration.response_cache.test_service import caching, request, response
+from tests.metric_values import counted
 from tests.response_cache import answer, asked
 
 __all__ = ["make"]
@@ -52,7 +53,7 @@ async def test_a_look_up_that_is_given_up_after_redis_took_its_flight_leaves_non
 
     async def slow(script: str, *arguments: Any, **fields: Any) -> Any:
         found = await run(script, *arguments, **fields)
-        if script == flights._TAKE:
+        if script == flights.TAKE:
             taken.set()
             await given_up.wait()
         return found
@@ -192,7 +193,7 @@ async def test_a_request_whose_wait_ends_without_an_answer_is_one_look_up(make: 
     for asks_again in (True, True, True, False):
         outcome = await ask(caches, asked("Is it?"), wait_s=0.01, asks_again=asks_again)
         assert isinstance(outcome, Miss) and outcome.reason == "in_flight"
-    assert caches.metrics.lookups.labels("faq", "in_flight")._value.get() == 1
+    assert counted(caches.metrics.lookups.labels("faq", "in_flight")) == 1
 
 
 def test_answers_without_a_wait_count_against_the_rate_afterwards() -> None:

@@ -12,6 +12,7 @@ from response_cache.semantic.gate import Gate
 from response_cache.service.outcomes import Hit, Miss
 from response_cache.store.scopes import ScopeSettings
 from testing.processes import RedisServer
+from tests.metric_values import counted
 from tests.response_cache import Caches, answer, asked
 from tests.unit.response_cache import opposites
 
@@ -66,7 +67,7 @@ async def test_labels_open_the_tier_without_an_encoder_also_for_code(make: Make,
     assert hits and {hit.source for hit in hits} == {"normalised"}
     assert all(0 < hit.error_bound <= 0.05 and hit.question.startswith("where is") for hit in hits)
     assert not (await caches.redis.ask(lambda client: client.keys("lpc:rc:*:v:*")))
-    assert caches.metrics.lookups.labels(scope, "normalised")._value.get() == len(hits)
+    assert counted(caches.metrics.lookups.labels(scope, "normalised")) == len(hits)
 
 
 async def test_wrong_answers_never_open_it(make: Make) -> None:

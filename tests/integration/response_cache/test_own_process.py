@@ -57,7 +57,7 @@ async def test_it_serves_the_exact_tier_without_a_model(redis_server: RedisServe
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await predictor_rpc.ContinuationPredictorStub(channel).GetModelInfo(predictor.GetModelInfoRequest())
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        mapped = process._proc("maps").read_text()
+        mapped = process.proc_file("maps").read_text()
         assert "grpc" in mapped and "onnxruntime" not in mapped and "tokenizers" not in mapped
         process.signal(signal.SIGTERM)
         await eventually(lambda: not process.running)

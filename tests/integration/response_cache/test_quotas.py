@@ -15,6 +15,7 @@ from testing.processes import RedisServer
 from tests.integration.response_cache.test_cache import Make, ask, entries_in, fill, make
 from tests.integration.response_cache.test_callers import bearer, tokens
 from tests.integration.response_cache.test_service import request, response, serve_caches
+from tests.metric_values import counted
 from tests.response_cache import Caches, answer, asked
 
 __all__ = ["make"]
@@ -26,7 +27,7 @@ def keys(server: RedisServer) -> set[bytes]:
 
 
 def evicted(caches: Caches, bound: str) -> float:
-    return caches.metrics.evictions.labels("faq", bound)._value.get()
+    return counted(caches.metrics.evictions.labels("faq", bound))
 
 
 @pytest.mark.parametrize(

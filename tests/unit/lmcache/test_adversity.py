@@ -79,8 +79,8 @@ def test_tenants_with_equal_prompts_have_separate_conversations() -> None:
     world = World()
     for number, (salt, model) in enumerate([("", "llama"), ("one", "llama"), ("two", "llama"), ("", "qwen")]):
         world.serve(Prompt(*words(1, 2), salt=salt, model=model))
-        assert len({c.name for c in world.service._states}) == number + 1
-    assert not any("one" in c.name or "two" in c.name for c in world.service._states)
+        assert len({c.name for c in world.service.states}) == number + 1
+    assert not any("one" in c.name or "two" in c.name for c in world.service.states)
 
 
 def test_capacities_of_backends_add_up_and_a_new_revision_replaces_them() -> None:
@@ -111,4 +111,4 @@ def test_a_turn_that_ends_after_its_node_has_left_leaves_no_state() -> None:
     world.pass_(2000)
     world.service.plan()
     assert Location("l1", node) not in world.service.caches
-    assert all(state.ended_turn for state in world.service._states.values())
+    assert all(state.ended_turn for state in world.service.states.values())

@@ -136,11 +136,11 @@ def test_a_turn_ends_without_a_prediction_and_earlier_with_one() -> None:
     settle(world)
     world.answer(two, 7)
     world.service.plan()
-    ended = [world.service._states[world.conversation(prompt)].ended_turn for prompt in (one, two)]
+    ended = [world.service.states[world.conversation(prompt)].ended_turn for prompt in (one, two)]
     assert ended == [0, 1]
     world.pass_(END_AFTER_S)
     world.service.plan()
-    assert world.service._states[world.conversation(one)].ended_turn == 1
+    assert world.service.states[world.conversation(one)].ended_turn == 1
 
 
 def test_curves_are_learned_even_if_replies_are_rendered_differently() -> None:

@@ -59,20 +59,20 @@ def test_the_next_run_is_at_its_time_of_day_by_the_clock_as_it_is_set(
 ) -> None:
     """A machine whose clock was years ahead at boot waited for a time that its clock reached hours late, or early."""
     running = machine(by, 0.5 * HOUR)
-    warm._sleep_until(AT_S)
+    warm.sleep_until(AT_S)
     assert waited_h * HOUR <= running.running <= waited_h * HOUR + warm.LOOK_S
 
 
 def test_a_run_at_its_time_of_day_is_followed_by_one_a_day_later(machine: Callable[[float, float], Machine]) -> None:
     running = machine(HOUR, 0.0)
-    warm._sleep_until(AT_S)
+    warm.sleep_until(AT_S)
     assert running.running == 24 * HOUR
 
 
 def test_a_line_that_a_full_disk_does_not_take_is_lost_without_an_error() -> None:
     file = Path("/dev/full").open("w")  # noqa: SIM115 (its close would raise what is tested)
     with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-        warm._print("asked 1")
-        warm._print("error", err=True)
+        warm.print_line("asked 1")
+        warm.print_line("error", err=True)
     with contextlib.suppress(OSError):
         file.close()

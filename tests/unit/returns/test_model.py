@@ -213,4 +213,4 @@ def test_groups_that_a_wrong_clock_has_joined_become_free(learnt: Traffic) -> No
     state = learnt.model.state(learnt.now)
     model = ReturnModel()
     model.restore(state | {"groups.joined_at": state["groups.joined_at"] + 1e9}, learnt.now)
-    assert (model._groups.state()["groups.joined_at"] <= learnt.now).all()
+    assert (model.state(learnt.now)["groups.joined_at"] <= learnt.now).all()

@@ -129,14 +129,14 @@ def test_every_request_is_served_exactly_once(
     fleet = Fleet(
         engines, router, knows, None if down is None else (down[0], sum(down)), restart, 0, queue, ahead, routers=routers
     )
-    before = fleet_run._Run._arrive
+    before = fleet_run.FleetRun.arrive
 
     def watched(self: Any, turn: Turn, now: float) -> bool:
         sent[turn] = now
         return before(self, turn, now)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fleet_run._Run, "_arrive", watched)
+        patched.setattr(fleet_run.FleetRun, "arrive", watched)
         result, ends = replay(workload, 200, fleet, queueing)
     assert max(ends.values()) == 1
     assert set(ends) <= set(sent)

@@ -107,10 +107,10 @@ def test_surrogates_and_long_roles_are_no_error() -> None:
     assert len(list(turns({"messages": [odd, random.random(), None, [[1]]]}))) == 4
 
 
-def test_a_beginning_that_many_conversations_share_is_no_name() -> None:
+async def test_a_beginning_that_many_conversations_share_is_no_name() -> None:
     reader = Reader(Tenants(b"k"), 1000)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]}).encode()
-    prompts = [reader._read(path, headers, body, "", "t", None).route.prompt for path, headers in NAMED_OR_NOT]
+    prompts = [(await reader.read(path, headers, body, "", "t", None)).route.prompt for path, headers in NAMED_OR_NOT]
     assert [prompt is not None and prompt.name is not None for prompt in prompts] == [False, True, True]
 
 

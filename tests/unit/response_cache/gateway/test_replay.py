@@ -133,8 +133,8 @@ def test_a_long_event_in_small_pieces_is_searched_once(monkeypatch: pytest.Monke
             self.searched += len(data)
             return ends.finditer(data)
 
-    ends, counting = recording_module._END_OF_EVENT, Counting()
-    monkeypatch.setattr(recording_module, "_END_OF_EVENT", counting)
+    ends, counting = recording_module.END_OF_EVENT, Counting()
+    monkeypatch.setattr(recording_module, "END_OF_EVENT", counting)
     body = stream([chunk({"content": "x" * 50_000}), *CHUNKS]).replace(b"\n\n", end)
     response = recorded(body, cuts=tuple(range(size, len(body), size)), max_bytes=100_000)
     assert response is not None and len(response.chunks) == 1 + len(CHUNKS)
