@@ -78,6 +78,15 @@ class Metrics:
             route=(),
         )
         self.conversations = gauge("lpc_gateway_conversations", "Conversations that the router `cost` remembers.")
+        self.peers = gauge(
+            "lpc_gateway_peers", "Other gateways before these engines that were heard through Redis in the last 15 s."
+        )
+        self.peer_messages = counter(
+            "lpc_gateway_peer_messages",
+            "Messages between gateways: `sent`; `received`; `dropped`, Redis did not take them; `late`, from another clock or "
+            "repeated later; `invalid`, from no gateway.",
+            what=(),
+        )
         self.in_flight = gauge("lpc_gateway_in_flight", "Requests in progress.")
         self.held_bytes = gauge("lpc_gateway_held_bytes", "Bytes of the bodies of requests in progress.")
         self.cache_up = gauge("lpc_gateway_cache_up", "1 while the sidecar answers look-ups; 0: the gateway is a plain proxy.")
