@@ -81,13 +81,44 @@ class Metrics:
         )
         self.routes = Counter(
             "lpc_gateway_routes",
-            "Requests sent by the router `cost`: `home`, to the conversation's engine; `moved`, to another one; `new`, of a "
-            "new conversation.",
+            "Requests by route: `home`, to the conversation's engine; `moved`, to another one; `new`, of a new conversation.",
             ["route"],
             registry=registry,
         )
-        self.conversations = Gauge(
-            "lpc_gateway_conversations", "Conversations that the router `cost` remembers.", registry=registry
+        self.conversations = Gauge("lpc_gateway_conversations", "Conversations that the gateway remembers.", registry=registry)
+        self.moves = Counter(
+            "lpc_gateway_moves",
+            "Moves of conversations: `away` from the engine that they had, `on` to a third one, `back`.",
+            ["move"],
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "lpc_gateway_prompt_tokens",
+            "Prompt tokens as answers report them: `cached`, `computed`; `unreported`: without a number of cached tokens.",
+            ["engine", "found"],
+            registry=registry,
+        )
+        self.routed_tokens = Counter(
+            "lpc_gateway_routed_tokens",
+            "Estimated prompt tokens by where they are believed to be cached: `here`, in the chosen engine; `elsewhere`, in "
+            "another one only, so that this one makes a copy; `nowhere`.",
+            ["believed"],
+            registry=registry,
+        )
+        self.router = Gauge("lpc_gateway_router", "1: the router that chooses engines.", ["router"], registry=registry)
+        self.compared = Counter(
+            "lpc_gateway_compared_requests",
+            "Requests, one in 8 or more, about which the other router was asked: it would have chosen the `same` engine or an "
+            "`other` one.",
+            ["choice"],
+            registry=registry,
+        )
+        self.compared_seconds = Counter(
+            "lpc_gateway_compared_seconds",
+            "Seconds of prefill of these requests at the engine that each router chooses, as the gateway believes: `waiting` "
+            "there, and `missing` of the request.",
+            ["router", "part"],
+            registry=registry,
         )
         self.in_flight = Gauge("lpc_gateway_in_flight", "Requests in progress.", registry=registry)
         self.held_bytes = Gauge("lpc_gateway_held_bytes", "Bytes of the bodies of requests in progress.", registry=registry)
