@@ -1,4 +1,7 @@
-"""`lpc report`: why prompts missed the prefix cache and what each rule would have hit, from the metrics of engines."""
+"""`lpc report`: why prompts missed the prefix cache and what each rule would have hit, from the metrics of engines.
+
+Of a fleet behind `lpc gateway` it also says where requests went (`lpc_cli.fleet_report`).
+"""
 
 import json
 import math
@@ -20,6 +23,9 @@ from eviction_client.schedule.warm_first import REPEATED
 from eviction_client.tenants import OTHERS
 from lpc.errors import LpcError, UsageError
 from lpc.wire.addresses import text_without_secrets, without_secrets
+from lpc.wire.terminal import console
+from lpc_cli import fleet_report
+from lpc_cli.fleet_report import fleet_of, show_fleet
 from lpc_cli.options import JsonOutput, Output
 from lpc_cli.outcome import note
 from lpc_cli.outcome import report as printed
@@ -49,12 +55,15 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_overtaking_total": (),
     "vllm:request_prefill_time_seconds_sum": (),
     "vllm:request_prefill_kv_computed_tokens_sum": (),
+    **fleet_report.LABELS,
 }
 """Metrics to read, with the labels to sum by: counters, and gauges."""
-GAUGES: Final = frozenset({"lpc_rule"})
+GAUGES: Final = frozenset({"lpc_rule"}) | fleet_report.GAUGES
 """Gauges, whose values of a Prometheus are added up over time."""
 LARGEST: Final = frozenset({"lpc_hit_tokens"})
 """Gauges of which the largest of all engines counts."""
+SMALLEST: Final = fleet_report.SMALLEST
+"""Gauges of which the smallest of all gateways counts, each the mean over time."""
 ADVICE: Final = {
     "cached": "",
     "evicted": "see below whether a larger cache or another rule would have kept it",
@@ -131,6 +140,16 @@ VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "fate": _is_fate,
     "cache": {"all", "asked", CHOSEN, *RULES}.__contains__,
     "size": {ASKED, *TIMES}.__contains__,
+    "engine": bool,
+    "status": fleet_report.is_status,
+    "found": fleet_report.FOUND.__contains__,
+    "believed": fleet_report.BELIEVED.__contains__,
+    "route": {"home", "moved", "new"}.__contains__,
+    "move": fleet_report.MOVES.__contains__,
+    "router": fleet_report.ROUTERS.__contains__,
+    "choice": fleet_report.CHOICES.__contains__,
+    "part": fleet_report.PARTS.__contains__,
+    "le": _is_time,
 }
 """Whether the report can read a value of a label."""
 
@@ -158,8 +177,13 @@ class Counted:
             self.first_ignored = self.first_ignored or f"{name} with {wrong}={labels.get(wrong, '')!r:.40}"
         elif 0 <= value < MOST_COUNTED:
             key = (name, *(labels[label] for label in LABELS[name]))
-            known = self.sums.get(key, 0.0)
-            self.sums[key] = max(known, value) if name in LARGEST else known + value
+            known = self.sums.get(key)
+            if known is None:
+                self.sums[key] = value
+            elif name in LARGEST or name in SMALLEST:
+                self.sums[key] = max(known, value) if name in LARGEST else min(known, value)
+            else:
+                self.sums[key] = known + value
 
 
 def report(
@@ -172,7 +196,10 @@ def report(
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Print what each rule would have hit, and why prompts missed the cache: tokens by reason, cost, caches that had them."""
+    """Print what each rule would have hit, and why prompts missed the cache: tokens by reason, cost, caches that had them.
+
+    Of engines behind lpc gateway it prints where requests went: hits by engine, imbalance, moves, copies, the other router.
+    """
     if (prometheus is None) == (not engine):
         raise UsageError("give either --prometheus URL, or --engine URL once for each engine")
 
@@ -182,9 +209,19 @@ def report(
             note(f"the Prometheus warns: {warning}")
         if counted.ignored:
             note(f"{counted.ignored} series cannot be read and are ignored, first: {counted.first_ignored}")
-        figures = figures_of(counted.sums) | {"ignored_series": counted.ignored, "warnings": list(counted.warnings)}
-        show(figures)
-        return figures
+        fleet = fleet_of(counted.sums)
+        try:
+            figures = figures_of(counted.sums)
+        except ReportError:
+            if fleet is None:
+                raise
+            note("no engine with the plug-in has counted a prompt in this time: the report is of the fleet alone")
+            figures = {"prompt_tokens": 0}
+        else:
+            show(figures)
+        if fleet is not None:
+            show_fleet(console(), fleet)
+        return figures | {"fleet": fleet, "ignored_series": counted.ignored, "warnings": list(counted.warnings)}
 
     printed(measure, output, as_json=as_json)
 
@@ -236,8 +273,13 @@ def of_prometheus(address: str, hours: float, names: Collection[str] = LABELS.ke
     counted = Counted()
     for name in names:
         labels = LABELS[name]
-        over_time = "sum_over_time" if name in GAUGES else "max_over_time" if name in LARGEST else "increase"
-        of_all = "max" if name in LARGEST else "sum"
+        over_time, of_all = "increase", "sum"
+        if name in GAUGES:
+            over_time = "sum_over_time"
+        elif name in LARGEST:
+            over_time, of_all = "max_over_time", "max"
+        elif name in SMALLEST:
+            over_time, of_all = "avg_over_time", "min"
         query = f"{of_all} by ({', '.join(labels)}) ({over_time}({name}[{round(hours * 3600)}s]))"
         page = read(base.with_path(base.path + "/api/v1/query", urllib.parse.urlencode({"query": query})), statuses=EXPLAINED)
         result, warnings = result_of(page.body, without_secrets(base.url))
@@ -395,8 +437,6 @@ def rules_of(ghosts: Mapping[str, float], in_force: Mapping[str, float]) -> dict
 def show(figures: dict[str, Any]) -> None:
     """Print the tables."""
     from rich.table import Table
-
-    from lpc.wire.terminal import console
 
     screen = console()
     if figures["best_rule"] is not None:

@@ -49,6 +49,7 @@ class EngineDouble:
         seconds: duration of an answer.
         refuse: answer every completion with an error.
         says: its answers to KINDS, which are not among the requests received.
+        usage: what its answers report.
     """
 
     words: list[str] | None = None
@@ -63,6 +64,7 @@ class EngineDouble:
     seconds: float = 0.0
     refuse: bool = False
     says: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=lambda: dict(USAGE))
 
     def __post_init__(self) -> None:
         self.go.set()
@@ -126,7 +128,7 @@ class EngineDouble:
             said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
             choices = [{"index": 0, **said, "logprobs": None, "finish_reason": self.finish}]
             form = "chat.completion" if chat else "text_completion"
-            body = json.dumps({**common, "object": form, "choices": choices, "usage": USAGE}).encode()
+            body = json.dumps({**common, "object": form, "choices": choices, "usage": self.usage}).encode()
             if self.die_after is None:
                 await whole(send, 200, body, [(b"content-type", b"application/json")])
             else:
@@ -145,7 +147,7 @@ class EngineDouble:
             choice = {"index": 0, **({"delta": delta} if chat else {"text": delta}), "finish_reason": end}
             await event(send, {**common, "object": form, "choices": [choice]})
         if (asked.get("stream_options") or {}).get("include_usage"):
-            await event(send, {**common, "object": form, "choices": [], "usage": USAGE})
+            await event(send, {**common, "object": form, "choices": [], "usage": self.usage})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
         if self.hold_after is not None and self.hold_after >= len(deltas):
             await self.further.wait()

@@ -9,7 +9,7 @@ than 1 KiB; the latest `MOST` are remembered.
 """
 
 from array import array
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from lpc_apps.routing.prompt import Prompt
 
@@ -25,6 +25,8 @@ TOKENS_PER_SIZE: Final = 0.25
 """Tokens per byte before an answer has reported a number of tokens."""
 _LOW: Final = 0xFFFF_FFFF
 _SHARED: Final = -1
+Move = Literal["away", "on", "back"]
+"""From its home to another engine, on to a third one, or back home."""
 
 
 class Conversation:
@@ -37,10 +39,11 @@ class Conversation:
         size, tokens: of its last prompt; the tokens as an answer reported them, else estimated.
         engine: number of the engine that is believed to hold it; None: none does.
         left: the engine that it left because that was down; None: it is at home.
+        origin: the engine that it last moved away from, for whatever reason; None: it is there, or has never moved.
         number: counts conversations.
     """
 
-    __slots__ = ("end", "engine", "ids", "left", "name", "number", "size", "start", "tokens")
+    __slots__ = ("end", "engine", "ids", "left", "name", "number", "origin", "size", "start", "tokens")
 
     def __init__(self, number: int, name: bytes | None) -> None:
         self.number = number
@@ -49,6 +52,20 @@ class Conversation:
         self.start = self.end = self.size = self.tokens = 0
         self.engine: int | None = None
         self.left: int | None = None
+        self.origin: int | None = None
+
+    def moves(self, engine: int) -> Move | None:
+        """Record that its next turn goes to an engine; return what kind of move that is, None: it stays."""
+        before = self.left if self.engine is None else self.engine
+        if before is None or before == engine:
+            return None
+        if self.origin is None:
+            self.origin = before
+            return "away"
+        if engine == self.origin:
+            self.origin = None
+            return "back"
+        return "on"
 
 
 class Match(NamedTuple):

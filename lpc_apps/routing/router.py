@@ -24,7 +24,7 @@ from hashlib import blake2b
 from typing import Final
 
 from eviction_client.schedule.prefill import PrefillSpeed
-from lpc_apps.routing.known import Conversation, Known, Match
+from lpc_apps.routing.known import Conversation, Known, Match, Move
 from lpc_apps.routing.prompt import Prompt
 
 WEIGHT: Final = 11.0
@@ -57,11 +57,12 @@ class Sending:
         missing: tokens that it is believed to compute.
         at: when it was sent, or handed on, seconds.
         streamed: whether the router sees the first token.
+        move: how the conversation moves with it; None: it stays, or is new.
         took: seconds of its prefill, as far as a router sees; None: not known.
     """
 
     __slots__ = (
-        *("at", "believed", "conversation", "engine", "expected", "known", "missing", "open", "prompt"),
+        *("at", "believed", "conversation", "engine", "expected", "known", "missing", "move", "open", "prompt"),
         *("shared", "streamed", "took", "tokens"),
     )
 
@@ -74,6 +75,7 @@ class Sending:
         self.shared = min(match.shared(engine), self.believed)
         self.expected = self.believed
         self.missing = match.tokens - self.believed
+        self.move: Move | None = None
         self.took: float | None = None
         self.open = True
         """Whether its prefill counts as waiting."""
@@ -283,6 +285,12 @@ class Router:
         held = match.cached(engine) if self.engines[engine].holds(match.conversation) else match.shared(engine)
         return match.tokens - min(held, match.tokens - 1)
 
+    def missing_everywhere(self, match: Match) -> int:
+        """Return the tokens of a prompt that even the engine is believed to compute that holds most of it."""
+        own = match.engine is not None and self.engines[match.engine].holds(match.conversation)
+        held = max(match.held if own else 0, match.heads[0][1] if match.heads else 0)
+        return match.tokens - min(held, match.tokens - 1)
+
     def costs(self, match: Match, up: Sequence[int], now: float) -> dict[int, float]:
         """Return the cost of a request at each engine, seconds."""
         fleet, engines, weight, most = self.speed.tokens_per_s, self.engines, self.weight, match.tokens - 1
@@ -317,12 +325,14 @@ class Router:
             held: it is held first (`lpc_apps.routing.held`).
             left: the conversation's engine, if that is down.
         """
+        move = match.conversation.moves(engine) if match.conversation is not None and match.continues else None
         conversation = self.known.sent(prompt, match, engine)
         if left is not None:
             conversation.left = left
         elif conversation.left == engine:
             conversation.left = None
         sending = Sending(engine, prompt, conversation, match, now, streamed=streamed)
+        sending.move = move
         self.engines[engine].add(sending)
         if not held:
             one = self.engines[engine]

@@ -2,16 +2,22 @@
 
 Two routers: `cost`, by what engines are believed to hold and to have waiting (`lpc_apps.routing.router`), and `hash`, by the
 conversation alone (`response_cache.gateway.engines`). Requests without a prompt always go by the hash.
+
+The one that does not choose is asked as well (`response_cache.gateway.compared`), so the gateway follows all requests with a
+prompt, whichever router chooses.
 """
 
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple, Protocol
+from functools import partial
+from typing import ClassVar, Final, NamedTuple, Protocol, get_args
 
+from lpc_apps.routing.known import Match, Move
 from lpc_apps.routing.prompt import Prompt
 from lpc_apps.routing.router import Router, Sending
+from response_cache.gateway.compared import Compared
 from response_cache.gateway.engines import Engine, Engines
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.queue import Queue
@@ -86,8 +92,8 @@ class _Unseen:
         pass
 
 
-class ByHash:
-    """Rendezvous hashing of the conversation with bounded loads."""
+class Unfollowed:
+    """The order by the hash alone, for one engine: nothing of what becomes of a request is needed."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
@@ -108,9 +114,17 @@ class _Seen:
     """A request whose prompt is known, at an engine."""
 
     def __init__(
-        self, router: Router, sending: Sending, queue: Queue | None, clock: Callable[[], float], *, held: bool
+        self,
+        router: Router,
+        sending: Sending,
+        queue: Queue | None,
+        clock: Callable[[], float],
+        reported: Callable[[int, int | None], None],
+        *,
+        held: bool,
     ) -> None:
         self._router, self._sending, self._queue, self._clock, self._held = router, sending, queue, clock, held
+        self._reported = reported
         self._tail = b""
         self._answered = self._refused = False
 
@@ -134,6 +148,8 @@ class _Seen:
         if self._answered:
             tokens, cached = usage_of(self._tail)
             self._router.answered(self._sending, tokens, cached)
+            if tokens is not None:
+                self._reported(tokens, cached)
         else:
             cached = None
             self._router.failed(self._sending, refused=self._refused)
@@ -149,10 +165,15 @@ class _Seen:
 class ByCost:
     """The fewest seconds of waiting prefill, plus a multiple of the seconds of prefill that the request misses.
 
+    Attributes:
+        name: of the router, for metrics.
+
     Args:
         queue: holds requests; None: they are sent at once.
         clock: monotonic seconds.
     """
+
+    name: ClassVar[str] = "cost"
 
     def __init__(
         self,
@@ -165,7 +186,14 @@ class ByCost:
         self._engines, self._router, self._queue, self._clock = engines, router, queue, clock
         self._number = {engine.url: number for number, engine in enumerate(engines.all)}
         self._starts = [engine.starts for engine in engines.all]
-        self._routes = metrics.routes
+        self._routes = {route: metrics.routes.labels(route) for route in ("home", "moved", "new")}
+        self._moves = {move: metrics.moves.labels(move) for move in get_args(Move)}
+        self._routed = [metrics.routed_tokens.labels(where) for where in ("here", "elsewhere", "nowhere")]
+        self._found = {
+            engine.name: [metrics.prompt_tokens.labels(engine.name, found) for found in ("cached", "computed", "unreported")]
+            for engine in engines.all
+        }
+        self._compared = Compared(router, self.name, metrics)
         for number, engine in enumerate(engines.all):
             metrics.engine_waiting.labels(engine.name).set_function(self._waiting_of(number))
         metrics.conversations.set_function(lambda: len(self._router.known))
@@ -178,13 +206,23 @@ class ByCost:
         router, every = self._router, self._engines.all
         if route.stays and (last := router.known.engine_of(route.key)) is not None:
             return sorted(self._engines.ranked(route.key), key=lambda engine: engine is not every[last])
+        up, now = self._ready(), self._clock()
         match = router.known.match(route.prompt)
-        up = [number for number, engine in enumerate(every) if engine.ready]
-        chosen = router.ranked(match, int.from_bytes(route.key[:8], "big"), up, self._clock())
+        chosen = self._by_cost(match, route.key, up, now)
         order = [every[number] for number in chosen]
-        if len(up) < len(every):  # the hash of each engine takes longer than all else here
-            order += [engine for engine in self._engines.ranked(route.key) if engine not in order]
+        compares = bool(chosen) and self._compared.takes()
+        if compares or len(up) < len(every):  # the hash of each engine takes longer than all else here
+            hashed = self._engines.ranked(route.key)
+            order += [engine for engine in hashed if engine not in order]
+            if compares:
+                self._compared.note(match, chosen[0], self._number[hashed[0].url], now)
         return order
+
+    def _ready(self) -> list[int]:
+        return [number for number, engine in enumerate(self._engines.all) if engine.ready]
+
+    def _by_cost(self, match: Match, key: bytes, up: list[int], now: float) -> list[int]:
+        return self._router.ranked(match, int.from_bytes(key[:8], "big"), up, now)
 
     @contextmanager
     def visiting(self, engine: Engine, route: Route) -> Iterator[Visit]:
@@ -196,19 +234,38 @@ class ByCost:
             number, router = self._number[engine.url], self._router
             match = router.known.match(route.prompt)
             kind = "new" if match.home is None else "home" if match.home == number else "moved"
-            self._routes.labels(kind).inc()
+            self._routes[kind].inc()
+            self._count_copies(match, number)
             left = None if match.home is None or self._engines.all[match.home].ready else match.home
             queue = self._queue if self._queue is not None and self._queue.knows(number) else None
             held = queue is not None and queue.takes(number, streamed=route.streamed)
             now, prompt = self._clock(), route.prompt
             sending = router.sent(prompt, match, number, now, streamed=route.streamed, held=queue is not None, left=left)
+            if sending.move is not None:
+                self._moves[sending.move].inc()
             if queue is not None and not held:
                 queue.passes(sending)
-            visit = _Seen(router, sending, self._queue, self._clock, held=held)
+            visit = _Seen(router, sending, self._queue, self._clock, partial(self._reported, engine.name), held=held)
             try:
                 yield visit
             finally:
                 visit.end()
+
+    def _count_copies(self, match: Match, number: int) -> None:
+        """Count where the tokens of a prompt are believed to be cached when an engine is sent it."""
+        missing, nowhere = self._router.missing(match, number), self._router.missing_everywhere(match)
+        tokens = match.tokens - missing, max(missing - nowhere, 0), min(missing, nowhere)
+        for counted, number_of in zip(self._routed, tokens, strict=True):
+            counted.inc(number_of)
+
+    def _reported(self, engine: str, tokens: int, cached: int | None) -> None:
+        """Count the prompt tokens that an answer reports."""
+        was_cached, computed, unreported = self._found[engine]
+        if cached is None:
+            unreported.inc(tokens)
+        else:
+            was_cached.inc(cached)
+            computed.inc(tokens - cached)
 
     def _see_restarts(self) -> None:
         for number, engine in enumerate(self._engines.all):
@@ -220,6 +277,23 @@ class ByCost:
 
     def _waiting_of(self, number: int) -> Callable[[], float]:
         return lambda: self._router.engines[number].waiting_s(self._clock())
+
+
+class ByHash(ByCost):
+    """Rendezvous hashing of the conversation with bounded loads. What becomes of requests is followed as by `ByCost`."""
+
+    name = "hash"
+
+    def ranked(self, route: Route) -> list[Engine]:
+        """Return all engines in the order in which a request tries them, those that are down last."""
+        order = self._engines.ranked(route.key)
+        if route.prompt is not None:
+            self._see_restarts()
+            up = self._ready()
+            if up and not route.stays and self._compared.takes():
+                now, match = self._clock(), self._router.known.match(route.prompt)
+                self._compared.note(match, self._number[order[0].url], self._by_cost(match, route.key, up, now)[0], now)
+        return order
 
 
 def usage_of(tail: bytes) -> tuple[int | None, int | None]:

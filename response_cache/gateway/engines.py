@@ -80,6 +80,7 @@ class Engine:
         self._failures = 0
         self._try_at = self._failed_at = -math.inf
         self._missed_probes = 0
+        metrics.engine_requests.labels(self.name, "2xx")  # from 0 on, so that a Prometheus counts the first ones as well
         self._up = metrics.engine_up.labels(self.name)
         self._up.set(1)
         metrics.engine_in_flight.labels(self.name).set_function(lambda: self.in_flight)

@@ -73,11 +73,41 @@ class Metrics:
         )
         self.routes = counter(
             "lpc_gateway_routes",
-            "Requests sent by the router `cost`: `home`, to the conversation's engine; `moved`, to another one; `new`, of a "
-            "new conversation.",
+            "Requests by route: `home`, to the conversation's engine; `moved`, to another one; `new`, of a new conversation.",
             route=(),
         )
-        self.conversations = gauge("lpc_gateway_conversations", "Conversations that the router `cost` remembers.")
+        self.conversations = gauge("lpc_gateway_conversations", "Conversations that the gateway remembers.")
+        self.moves = counter(
+            "lpc_gateway_moves",
+            "Moves of conversations: `away` from the engine that they had, `on` to a third one, `back`.",
+            move=(),
+        )
+        self.prompt_tokens = counter(
+            "lpc_gateway_prompt_tokens",
+            "Prompt tokens as answers report them: `cached`, `computed`; `unreported`: without a number of cached tokens.",
+            engine=(),
+            found=(),
+        )
+        self.routed_tokens = counter(
+            "lpc_gateway_routed_tokens",
+            "Estimated prompt tokens by where they are believed to be cached: `here`, in the chosen engine; `elsewhere`, in "
+            "another one only, so that this one makes a copy; `nowhere`.",
+            believed=(),
+        )
+        self.router = gauge("lpc_gateway_router", "1: the router that chooses engines.", router=())
+        self.compared = counter(
+            "lpc_gateway_compared_requests",
+            "Requests, one in 8 or more, about which the other router was asked: it would have chosen the `same` engine or an "
+            "`other` one.",
+            choice=(),
+        )
+        self.compared_seconds = counter(
+            "lpc_gateway_compared_seconds",
+            "Seconds of prefill of these requests at the engine that each router chooses, as the gateway believes: `waiting` "
+            "there, and `missing` of the request.",
+            router=(),
+            part=(),
+        )
         self.peers = gauge(
             "lpc_gateway_peers", "Other gateways before these engines that were heard through Redis in the last 15 s."
         )

@@ -25,7 +25,7 @@ from lpc.wire.watched import Watched
 from lpc_apps.routing.router import Router
 from response_cache.client import ResponseCacheClient
 from response_cache.gateway.cached import Cached
-from response_cache.gateway.choice import ByCost, ByHash
+from response_cache.gateway.choice import ByCost, ByHash, Choice, Unfollowed
 from response_cache.gateway.clients import Clients, SaltKeyError, Tenants, read_key
 from response_cache.gateway.engines import Engines, http_clients
 from response_cache.gateway.errors import GatewayStartError
@@ -118,8 +118,12 @@ async def running(
         queue = None
         if settings.gateway_queue != "off":
             queue = Queue(engines.all, router, metrics, settings.gateway_engine_tokens, settings.gateway_queue_timeout_s)
-        by_cost = queue is not None or (settings.gateway_router == "cost" and len(engines.all) > 1)
-        choice = ByCost(engines, router, queue, metrics) if by_cost else ByHash(engines)
+        choice: Choice
+        if queue is None and len(engines.all) == 1:
+            choice = Unfollowed(engines)
+        else:
+            by = ByCost if queue is not None or settings.gateway_router == "cost" else ByHash
+            choice = by(engines, router, queue, metrics)
         kind = settings.engine_kind
         gateway = Gateway(
             settings,

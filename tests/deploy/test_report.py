@@ -1,5 +1,7 @@
-"""`lpc report` on the metrics of a plug-in: read from the engine itself, and from a real Prometheus that scrapes it."""
+"""`lpc report` on the metrics of a plug-in and of a gateway: read from them, and from a real Prometheus that scrapes them."""
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,9 @@ from eviction_client.policy.rules import RULES
 from lpc_cli.cli import app
 from testing.processes import free_port
 from tests.deploy.prometheus_server import prometheus
+from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import until
+from tests.integration.response_cache.gateway.conftest import a_gateway, chat
 from tests.unit.test_misses import Engine, words
 
 
@@ -102,3 +106,36 @@ def test_an_unreadable_source_is_one_clear_line(arguments: tuple[str, ...], code
     found = lpc("report", *arguments)
     assert found.exit_code == code
     assert said in found.stderr and len(found.stderr.splitlines()) == 1
+
+
+async def test_a_report_of_a_prometheus_that_scrapes_a_gateway_has_the_fleet(tmp_path: Path) -> None:
+    (tmp_path / "rules.yml").write_text("groups: []\n")
+    usage = {"prompt_tokens": 1000, "prompt_tokens_details": {"cached_tokens": 600}}
+    engines, ending = [EngineDouble(usage=usage) for _ in range(2)], contextlib.AsyncExitStack()
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(serve_double(engines[0]))
+        await ending.enter_async_context(serve_double(engines[1]))
+        gateway = await stack.enter_async_context(a_gateway(*engines, gateway_cache=False))
+        scraped = prometheus(tmp_path, tmp_path / "rules.yml", {"gateway": gateway.metrics_url.split("/")[2]})
+        server = await asyncio.to_thread(stack.enter_context, scraped)
+        await asyncio.to_thread(until, lambda: server.query("lpc_gateway_engine_up"))
+        for number in range(20):
+            await gateway.ask(chat(f"{number} " + "word " * 500))
+        await ending.aclose()  # the second engine is down from now on
+        await gateway.ask(chat("another " * 500))
+
+        def counted() -> Any:
+            found = lpc("report", "--prometheus", server.address, "--hours", "0.1", "--json")
+            fleet = json.loads(found.stdout)["fleet"] if found.exit_code == 0 else None
+            rows = None if fleet is None else [fleet["engines"].get(engine.url.removeprefix("http://")) for engine in engines]
+            complete = rows and all(rows) and all(row["prompt_tokens"] for row in rows) and rows[1]["up"] < 0.9
+            return fleet if complete else None
+
+        fleet = await asyncio.to_thread(until, counted)
+        shown = await asyncio.to_thread(lpc, "report", "--prometheus", server.address, "--hours", "0.1")
+    assert fleet["router"] == "cost"
+    assert [row["hit_rate"] for row in fleet["engines"].values()] == pytest.approx([0.6, 0.6])
+    assert fleet["compared"]["requests"] >= 1
+    assert (
+        shown.exit_code == 0 and "Down for a share of the time" in shown.stdout and "no engine with the plug-in" in shown.stderr
+    )

@@ -1,6 +1,7 @@
 """The engine that a router chooses."""
 
 from collections import Counter
+from itertools import pairwise
 from random import Random
 
 from hypothesis import given
@@ -177,3 +178,28 @@ def test_an_answer_that_is_not_streamed_says_nothing_of_the_speed() -> None:
         router.answered(whole, 1000, 0)
     assert not router.engines[0].is_measured
     assert router.engines[0].tokens_per_s == 10_000
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30))
+def test_a_conversation_is_away_until_it_comes_back_to_where_it_left(engines: list[int]) -> None:
+    router, history, moves = Router(NAMES), ["a"], list[str | None]()
+    for number, engine in enumerate(engines):
+        one = prompt(*history)
+        sending = router.sent(one, router.known.match(one), engine, float(number))
+        router.first_token(sending, float(number))
+        moves.append(sending.move)
+        history += ["b", "c"]
+    stays = [before == after for before, after in pairwise(engines)]
+    assert moves[0] is None and [move is None for move in moves[1:]] == stays
+    counts = Counter(moves)
+    assert counts["away"] - counts["back"] == (engines[-1] != engines[0])
+
+
+def test_a_copy_is_what_another_engine_is_believed_to_hold() -> None:
+    router = Router(NAMES)
+    first = prompt("a")
+    router.sent(first, router.known.match(first), 0, 0.0)
+    again = router.known.match(prompt("a", "b", "c"))
+    assert router.missing_everywhere(again) == router.missing(again, 0) < router.missing(again, 1) == again.tokens
+    new = router.known.match(prompt("z"))
+    assert router.missing_everywhere(new) == router.missing(new, 0) == new.tokens

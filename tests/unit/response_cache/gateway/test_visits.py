@@ -4,7 +4,7 @@ import pytest
 
 from lpc_apps.routing.prompt import Prompt, prompt_of
 from lpc_apps.routing.router import Router
-from response_cache.gateway.choice import ByCost, Route
+from response_cache.gateway.choice import ByCost, ByHash, Route
 from response_cache.gateway.engines import Engines
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.queue import Queue
@@ -51,3 +51,16 @@ async def test_nothing_is_kept_of_requests_that_have_ended_without_an_answer(str
     assert len(held) == 2
     assert [len(one._believed) for one in held] == [0, 0]
     assert sum(len(one._handed) for one in held) <= 2
+
+
+def test_following_requests_changes_no_order_of_the_hash() -> None:
+    metrics = Metrics()
+    engines = Engines([f"http://engine-{number}:1" for number in range(5)], metrics)
+    choice = ByHash(engines, Router([engine.url for engine in engines.all]), None, metrics)
+    for number in range(100):
+        key = b"%d" % (number % 30)
+        route = Route(key, prompt_of(b"", [(b"word %d" % number * 500, False)], key), stays=number % 3 == 0)
+        expected = engines.ranked(key)
+        assert choice.ranked(route) == expected
+        with choice.visiting(expected[number % 2], route) as visit:
+            visit.begun()
