@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar, Final, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol, get_args
 
 from lpc_apps.routing.known import Match, Move
 from lpc_apps.routing.prompt import Prompt
@@ -21,6 +21,9 @@ from response_cache.gateway.compared import Compared
 from response_cache.gateway.engines import Engine, Engines
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.queue import Queue
+
+if TYPE_CHECKING:
+    from response_cache.gateway.peers import Peers
 
 TAIL: Final = 4096
 """Bytes at the end of an answer in which its usage is searched."""
@@ -120,21 +123,26 @@ class _Seen:
         queue: Queue | None,
         clock: Callable[[], float],
         reported: Callable[[int, int | None], None],
+        peers: "Peers | None",
         *,
         held: bool,
     ) -> None:
         self._router, self._sending, self._queue, self._clock, self._held = router, sending, queue, clock, held
-        self._reported = reported
+        self._reported, self._peers = reported, peers
         self._tail = b""
         self._answered = self._refused = False
 
     async def turn(self) -> None:
         if self._held and self._queue is not None:
             await self._queue.turn(self._sending)
+            if self._peers is not None:
+                self._peers.handed(self._sending)
 
     def begun(self) -> None:
         self._answered = True
         self._router.first_token(self._sending, self._clock())
+        if self._peers is not None:
+            self._peers.first(self._sending)
         self._pump()
 
     def part(self, data: bytes) -> None:
@@ -151,10 +159,12 @@ class _Seen:
             if tokens is not None:
                 self._reported(tokens, cached)
         else:
-            cached = None
+            tokens = cached = None
             self._router.failed(self._sending, refused=self._refused)
         if self._queue is not None:
             self._queue.answered(self._sending, cached)
+        if self._peers is not None:
+            self._peers.ended(self._sending, answered=self._answered, refused=self._refused, tokens=tokens, cached=cached)
         self._pump()
 
     def _pump(self) -> None:
@@ -170,6 +180,7 @@ class ByCost:
 
     Args:
         queue: holds requests; None: they are sent at once.
+        peers: other gateways before these engines, which hear of all requests; None: there are none, or none is told.
         clock: monotonic seconds.
     """
 
@@ -181,8 +192,10 @@ class ByCost:
         router: Router,
         queue: Queue | None,
         metrics: Metrics,
+        peers: "Peers | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._peers = peers
         self._engines, self._router, self._queue, self._clock = engines, router, queue, clock
         self._number = {engine.url: number for number, engine in enumerate(engines.all)}
         self._starts = [engine.starts for engine in engines.all]
@@ -245,7 +258,11 @@ class ByCost:
                 self._moves[sending.move].inc()
             if queue is not None and not held:
                 queue.passes(sending)
-            visit = _Seen(router, sending, self._queue, self._clock, partial(self._reported, engine.name), held=held)
+            if self._peers is not None:
+                self._peers.sent(sending, held=held, left=left)
+            visit = _Seen(
+                router, sending, self._queue, self._clock, partial(self._reported, engine.name), self._peers, held=held
+            )
             try:
                 yield visit
             finally:

@@ -117,9 +117,7 @@ class Peers:
         self.put(
             SENT,
             self._count,
-            _SENT.pack(
-                self._places[sending.engine], flags, 0 if left is None else self._places[left] + 1, count, len(name)
-            )
+            _SENT.pack(self._places[sending.engine], flags, 0 if left is None else self._places[left] + 1, count, len(name))
             + name
             + struct.pack(f">{count}Q", *prompt.ids)
             + struct.pack(f">{count}I", *(min(size, MOST_SIZE) for size in prompt.sizes))

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from eviction_client.settings import ClientSettings
 from lpc.requests.rules import sure
@@ -36,6 +36,9 @@ from response_cache.gateway.queue import Queue
 from response_cache.gateway.request import ARGUMENTS, Reader
 from response_cache.gateway.settings import Bounds, GatewaySettings
 from response_cache.gateway.upstream import Upstream
+
+if TYPE_CHECKING:
+    from response_cache.gateway.peers import Peers
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +80,8 @@ async def running(
     metrics = Metrics()
     try:
         clients = Clients(settings)
-        tenants = Tenants(read_key(settings.gateway_salt_key_file))
+        key_of_salts = read_key(settings.gateway_salt_key_file)
+        tenants = Tenants(key_of_salts)
         tls = GatewayTls(settings.tls_files) if settings.tls_files.present else None
     except (TokenFileError, SaltKeyError, CertificateError) as error:
         raise GatewayStartError(str(error)) from error
@@ -118,12 +122,15 @@ async def running(
         queue = None
         if settings.gateway_queue != "off":
             queue = Queue(engines.all, router, metrics, settings.gateway_engine_tokens, settings.gateway_queue_timeout_s)
+        peers = None
+        if settings.gateway_redis_url is not None:
+            peers = _peers(settings, router, queue, key_of_salts, metrics)
         choice: Choice
         if queue is None and len(engines.all) == 1:
             choice = Unfollowed(engines)
         else:
-            by = ByCost if queue is not None or settings.gateway_router == "cost" else ByHash
-            choice = by(engines, router, queue, metrics)
+            by = ByCost if settings.gateway_router == "cost" else ByHash
+            choice = by(engines, router, queue, metrics, peers)
         kind = settings.engine_kind
         gateway = Gateway(
             settings,
@@ -147,6 +154,8 @@ async def running(
         background = Background(metrics.task_failures)
         background.watch("server", serving)
         background.every(bounds.probe_interval_s, "probe", partial(engines.probe, fresh))
+        if peers is not None:
+            background.every(bounds.probe_interval_s, "peers", peers.run)
         if queue is not None:
             background.every(bounds.probe_interval_s, "measure", partial(queue.measure, fresh, engines.headers))
         if kind == "auto" and settings.gateway_cache:
@@ -160,6 +169,21 @@ async def running(
             await background.close()
             server.should_exit = True
             await serving
+
+
+def _peers(settings: GatewaySettings, router: Router, queue: Queue | None, secret: bytes, metrics: Metrics) -> "Peers":
+    """Return what tells other gateways of requests. redis-py is imported only if there is a Redis."""
+    from lpc.wire.redis_connection import Connection
+    from response_cache.gateway.peers import Peers
+
+    assert settings.gateway_redis_url is not None
+    connection = Connection(
+        settings.gateway_redis_url.get_secret_value(),
+        files=CertificateFiles(ca=settings.gateway_redis_ca),
+        password_file=settings.gateway_redis_password_file,
+        settings="LPC_GATEWAY_REDIS",
+    )
+    return Peers(connection, router, queue, settings.gateway_engines, secret, metrics)
 
 
 async def serve(settings: GatewaySettings, sidecar: ClientSettings) -> None:

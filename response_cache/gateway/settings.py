@@ -11,6 +11,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from lpc.wire.addresses import url_with_brackets
 from lpc.wire.http_server import SHIPPED, Patience
+from lpc.wire.redis_settings import readable
 from lpc.wire.server_settings import ServerSettings
 from lpc.wire.variables import none_if_empty
 from response_cache.gateway.targets import ENTRY, OWN
@@ -73,8 +74,7 @@ class GatewaySettings(ServerSettings):
     gateway_queue: Literal["off", "warm-first"] = Field(
         "off",
         description="warm-first: hold requests while an engine's prefill is busy. They are handed on with mostly cached "
-        "prompts first, within a bound, so that agents beyond the cache do not lose it. For engines without the plug-in. Needs "
-        "the router cost.",
+        "prompts first, within a bound, so that agents beyond the cache do not lose it. For engines without the plug-in.",
     )
     gateway_queue_timeout_s: Seconds = Field(600.0, description="Seconds for which a request is held; over it 503.")
     gateway_engine_tokens: int | None = Field(
@@ -82,6 +82,17 @@ class GatewaySettings(ServerSettings):
         ge=1,
         description="Tokens of each engine's KV cache, for LPC_GATEWAY_QUEUE; empty: the engines are asked (vLLM's /metrics, "
         "SGLang's /server_info).",
+    )
+    gateway_redis_url: SecretStr | None = Field(
+        None,
+        description="redis://, rediss:// (TLS) or unix:// URL of a Redis through which gateways before the same engines "
+        "tell each other what they send, so that they choose as one. Needs LPC_GATEWAY_SALT_KEY_FILE, the same for all.",
+    )
+    gateway_redis_password_file: Path | None = Field(
+        None, description="File with the password of gateway_redis_url, read at each connection."
+    )
+    gateway_redis_ca: Path | None = Field(
+        None, description="PEM file of the certificate authorities of that Redis; empty: those of the system."
     )
     gateway_paths: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -158,6 +169,9 @@ class GatewaySettings(ServerSettings):
         "gateway_engine_ca",
         "gateway_engine_tokens",
         "gateway_salt_key_file",
+        "gateway_redis_url",
+        "gateway_redis_password_file",
+        "gateway_redis_ca",
         "gateway_max_connections_per_address",
         mode="before",
     )(none_if_empty)
@@ -192,6 +206,11 @@ class GatewaySettings(ServerSettings):
             raise ValueError("an engine is named twice")
         return tuple(url.rstrip("/") for url in bracketed)
 
+    @field_validator("gateway_redis_url")
+    @classmethod
+    def _redis_is_readable(cls, url: SecretStr | None) -> SecretStr | None:
+        return readable(url)
+
     @field_validator("gateway_identity_headers")
     @classmethod
     def _are_fields(cls, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -220,8 +239,8 @@ class GatewaySettings(ServerSettings):
     def _is_whole(self) -> Self:
         if self.gateway_engine_key is not None and self.tokens is None:
             raise ValueError("gateway_engine_key without tokens would open the engines to everybody: set tokens")
-        if self.gateway_queue != "off" and self.gateway_router != "cost":
-            raise ValueError("gateway_queue needs the router cost: set LPC_GATEWAY_ROUTER=cost, or LPC_GATEWAY_QUEUE=off")
+        if self.gateway_redis_url is not None and self.gateway_salt_key_file is None:
+            raise ValueError("gateway_redis_url needs gateway_salt_key_file: gateways know each other by it")
         if self.gateway_max_held_bytes < self.max_request_bytes:
             raise ValueError("gateway_max_held_bytes must be at least max_request_bytes")
         return self
