@@ -94,6 +94,11 @@ HOW: Final[dict[str, dict[str, How]]] = {
     "route-with-the-gateway.md": {
         "lpc gateway --no-response-cache --engines http://127.0.0.1:8000,http://127.0.0.1:8001": Serves("listening on"),
         "lpc gateway --no-response-cache --engines http://127.0.0.1:8000 --queue warm-first": Serves("listening on"),
+        "openssl rand -hex 32 > salt-key": 0,
+        "LPC_GATEWAY_SALT_KEY_FILE=salt-key LPC_GATEWAY_REDIS_URL=redis://127.0.0.1:6379/0 lpc gateway --no-response-cache "
+        "--engines http://127.0.0.1:8000,http://127.0.0.1:8001": Serves("listening on"),
+        "lpc report --engine http://127.0.0.1:9095": "tests/unit/test_fleet_report.py",
+        "lpc report --prometheus http://prometheus:9090 --hours 6": "tests/deploy/test_report.py",
     },
     "response-caches.md": {
         'printf \'names: %s\\nk1: %s\\n\' "$(openssl rand -hex 32)" "$(openssl rand -hex 32)" > cache-keys': 0,
