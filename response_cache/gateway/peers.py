@@ -36,6 +36,10 @@ SILENT_S: Final = 15.0
 """Seconds without a message after which a gateway is taken to have ended, and its requests with it."""
 LATE_S: Final = 30.0
 """Age and lead of the clock beyond which a message is ignored."""
+STOP_S: Final = 3.0
+"""Longest wait for the last messages at shutdown, seconds."""
+READ_S: Final = 0.25
+"""Seconds between looks at whether to stop."""
 BATCH_S: Final = 0.002
 """Seconds for which messages are collected."""
 MOST_PEERS: Final = 64
@@ -102,6 +106,9 @@ class Peers:
         self._out: deque[bytes] = deque()
         self._out_bytes = 0
         self._some = asyncio.Event()
+        self._stopped = False
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._peers: dict[bytes, _Peer] = {}
         self._messages = metrics.peer_messages
         metrics.peers.set_function(lambda: len(self._peers))
@@ -139,7 +146,10 @@ class Peers:
 
     async def run(self) -> None:
         """Exchange messages until Redis fails, or until cancelled."""
+        if self._stopped:
+            return
         client = self._connection.open_async(4)
+        self._idle.clear()
         try:
             async with client.pubsub() as channel:
                 await channel.subscribe(self.channel)
@@ -150,8 +160,11 @@ class Peers:
             self._health.failed(_first_of(group))
         finally:
             self._drop_all()
-            with contextlib.suppress(*ERRORS):
-                await client.aclose()
+            try:
+                with contextlib.suppress(*ERRORS):
+                    await client.aclose()
+            finally:
+                self._idle.set()
 
     def take(self) -> bytes:
         """Return a batch of the messages that wait, encrypted. It may have none: then it says that this gateway is there."""
@@ -165,8 +178,19 @@ class Peers:
         self._messages.labels("sent").inc(len(parts))
         return self._sealed(b"".join(parts))
 
+    async def stop(self) -> None:
+        """Let :meth:`run` end, after it has sent what waits; wait for it STOP_S at most.
+
+        Before Python 3.12 `wait_for`, which redis-py calls as well, may swallow a cancellation, so that alone would not end it.
+        """
+        self._stopped = True
+        self._some.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await self._idle.wait()
+
     async def _publish(self, client: Any) -> None:
-        while True:
+        while self._out or not self._stopped:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._some.wait(), HELLO_S)
                 await asyncio.sleep(BATCH_S)
@@ -174,8 +198,8 @@ class Peers:
             self._health.answered()
 
     async def _read(self, channel: Any) -> None:
-        while True:
-            message = await channel.get_message(ignore_subscribe_messages=True, timeout=self._connection.timeout_s)
+        while not self._stopped:
+            message = await channel.get_message(ignore_subscribe_messages=True, timeout=READ_S)
             if message is not None:
                 self.receive(message["data"])
             self.forget_silent()

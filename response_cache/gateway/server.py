@@ -154,8 +154,9 @@ async def running(
         background = Background(metrics.task_failures)
         background.watch("server", serving)
         background.every(bounds.probe_interval_s, "probe", partial(engines.probe, fresh))
+        telling = Background(metrics.task_failures)
         if peers is not None:
-            background.every(bounds.probe_interval_s, "peers", peers.run)
+            telling.every(bounds.probe_interval_s, "peers", peers.run)
         if queue is not None:
             background.every(bounds.probe_interval_s, "measure", partial(queue.measure, fresh, engines.headers))
         if kind == "auto" and settings.gateway_cache:
@@ -169,6 +170,9 @@ async def running(
             await background.close()
             server.should_exit = True
             await serving
+            if peers is not None:  # last, so that others hear how the last requests ended
+                await peers.stop()
+            await telling.close()
 
 
 def _peers(settings: GatewaySettings, router: Router, queue: Queue | None, secret: bytes, metrics: Metrics) -> "Peers":

@@ -55,6 +55,7 @@
 {{- if contains "=" . }}{{ $_ := set $found (splitn "=" 2 .)._0 (splitn "=" 2 .)._1 }}{{ end }}
 {{- end }}
 {{- $_ := set $found "LPC_PREDICTOR_ADDRESS" (printf "dns:///%s-caches.%s.svc:50052" (include "lpc.prefix" .) .Release.Namespace) }}
+{{- $_ := set $found "LPC_GATEWAY_REDIS_URL" (printf "redis://gateway@%s-response-cache.%s.svc:6379/0" (include "lpc.prefix" .) .Release.Namespace) }}
 {{- $_ := set $found "LPC_GATEWAY_ENGINES" (join "," .Values.gateway.engines) }}
 {{- toYaml (mergeOverwrite $found .Values.gateway.settings) }}
 {{- end -}}

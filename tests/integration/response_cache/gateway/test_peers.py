@@ -2,18 +2,21 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from testing.processes import RedisServer
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.response_cache.gateway.conftest import Running, a_gateway, chat
 from tests.integration.response_cache.gateway.test_queue import LONG, until_held
+from tests.page import ROOT
 
 QUEUE = {"gateway_queue": "warm-first", "gateway_engine_tokens": 100_000}
 
@@ -111,6 +114,23 @@ async def test_redis_may_go_away_and_come_back(shared: dict[str, Any], tmp_path:
             while await one.metric('lpc_gateway_peer_messages_total{what="received"}') == received:
                 await other.ask(chat("it is back", stream=True))
                 await asyncio.sleep(0.05)
+
+
+async def test_the_user_of_the_deployed_redis_may_do_this_and_nothing_else(shared: dict[str, Any], tmp_path: Path) -> None:
+    (line,) = re.findall(r'echo "user gateway (.*)"', (ROOT / "deploy/components/gateway/redis.yaml").read_text())
+    engine, folder = EngineDouble(), tmp_path / "redis"
+    folder.mkdir()
+    with RedisServer(folder) as server, contextlib.closing(server.client()) as admin:
+        admin.execute_command("ACL", "SETUSER", "gateway", *line.split())
+        settings = {**shared, "gateway_redis_url": f"redis://gateway@127.0.0.1:{server.port}/0"}
+        async with serve_double(engine), two(engine, **QUEUE, **settings) as (one, other):
+            for gateway in (one, other):
+                assert await gateway.metric('lpc_gateway_peer_messages_total{what="received"}') > 0
+        user = redis.Redis(port=server.port, username="gateway", password="")
+        with contextlib.closing(user):
+            for command in (("GET", "a"), ("PUBLISH", "other", "x"), ("ACL", "LIST"), ("PUBSUB", "CHANNELS")):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    user.execute_command(*command)
 
 
 async def test_gateways_with_different_secrets_say_nothing_to_each_other(shared: dict[str, Any], tmp_path: Path) -> None:
