@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, Final
 
 from lpc_apps.simulator.engine import FCFS, Engine, PolicyFactory
-from lpc_apps.simulator.fleet.held import Held, Repeated, RouterQueue
+from lpc_apps.simulator.fleet.held import HeldTurns, Repeated, RouterQueue
 from lpc_apps.simulator.fleet.knowledge import Knowledge, parse_knowledge
 from lpc_apps.simulator.fleet.routers import Router, parse_router
 from lpc_apps.simulator.replay import INTERVENE, PREFILLED, Replay
@@ -158,14 +158,14 @@ class FleetRun:
         self._results.append((number, engine.result))
         return engine
 
-    def _hold(self, number: int) -> Held:
+    def _hold(self, number: int) -> HeldTurns:
         """Return an empty queue of the router for an engine."""
 
         def missing(turn: Turn) -> int:
             return self._known.missing(number, turn, self._replay.now)
 
         order: RouterQueue = self._fleet.queue or "fcfs"
-        return Held(order, missing, self._capacity, speed=1 / self._cost.prompt_token_s, ahead=self._fleet.ahead)
+        return HeldTurns(order, missing, self._capacity, speed=1 / self._cost.prompt_token_s, ahead=self._fleet.ahead)
 
     def _new_router(self, up: list[int]) -> tuple[Knowledge, Router]:
         """Return a router that knows only which engines are up."""
