@@ -17,7 +17,7 @@ from lpc_apps.simulator.amounts import in_tokens
 from lpc_apps.simulator.blocks import EDGE, Piece
 from lpc_apps.simulator.compute import DEFAULT
 from lpc_apps.simulator.engine import Result, simulate
-from lpc_apps.simulator.policies.plugin import Plugin
+from lpc_apps.simulator.policies.plugin import PluginPolicy
 from lpc_apps.simulator.policy import PolicySettings
 from lpc_apps.simulator.run import WorkloadSpec, build
 from lpc_apps.simulator.workload import Turn, Workload
@@ -55,7 +55,7 @@ class _Weighted(Tables):
         return made[1]
 
 
-class ByCompute(Plugin):
+class ByCompute(PluginPolicy):
     """The plug-in's rule with its values weighted by the compute of a block."""
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
@@ -87,7 +87,7 @@ class ByCompute(Plugin):
         self.queue.insert_chain(parts, now)
 
 
-def _replayed(workload: Workload, tokens: int, policy: type[Plugin]) -> Result:
+def _replayed(workload: Workload, tokens: int, policy: type[PluginPolicy]) -> Result:
     return simulate(workload, tokens, lambda blocks: policy(blocks, workload, PolicySettings(rule="value")))
 
 
@@ -97,7 +97,7 @@ def run(log: Path, form: str, sizes: Sequence[int | float], seed: int = 0) -> di
     rows = []
     for size in sizes:
         tokens = in_tokens(size, working_set)
-        for name, policy in (("value", Plugin), ("value by compute", ByCompute)):
+        for name, policy in (("value", PluginPolicy), ("value by compute", ByCompute)):
             result = _replayed(workload, tokens, policy)
             left = (result.prompt_flops - result.saved_flops) / FLOPS_PER_S
             row = {"capacity_tokens": tokens, "rule": name, "hit_rate": result.hit_rate, "prefill_s": left}

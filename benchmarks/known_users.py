@@ -23,7 +23,7 @@ from lpc_apps.simulator.amounts import in_tokens
 from lpc_apps.simulator.blocks import EDGE, Piece
 from lpc_apps.simulator.engine import Result, simulate
 from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.policy import Policy, PolicySettings
+from lpc_apps.simulator.policy import EvictionPolicy, PolicySettings
 from lpc_apps.simulator.run import WorkloadSpec, build
 from lpc_apps.simulator.segments import Segment
 from lpc_apps.simulator.workload import Turn, Workload
@@ -101,7 +101,7 @@ def _mean(found: Sequence[float], weights: Sequence[float]) -> float:
     return float(sum(map(mul, found, weights))) / sum(weights)
 
 
-class KnownUsers(Policy[Piece]):
+class KnownUsers(EvictionPolicy[Piece]):
     """The rule `value` with the true laws of the users."""
 
     piece_type = Piece
@@ -182,7 +182,7 @@ def simulated(name: str, workload: Workload, tokens: int, true: Truth) -> Result
     """Simulate one of NAMES with a cache of so many tokens."""
     known, settings = KNOWN.get(name), PolicySettings()
 
-    def policy(blocks: int) -> Policy[Any]:
+    def policy(blocks: int) -> EvictionPolicy[Any]:
         if known is None:
             return REGISTRY[name](blocks, workload, settings)
         return KnownUsers(blocks, workload, settings, true, known)

@@ -23,7 +23,7 @@ import grpc.aio
 import numpy as np
 from rich.table import Table
 
-from lpc.model.features import Features
+from lpc.model.features import ModelInput
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from lpc.model.versions import served_folder
@@ -78,7 +78,7 @@ def _measure(models: Path, model: str, *, quick: bool) -> dict[str, Any]:
             features = [session.encode(t) for t in turns]
             requests = [pb.PredictRequest(conversation=request(t)) for t in turns]
 
-            def saturate_bare(features: Sequence[Features] = features) -> float:
+            def saturate_bare(features: Sequence[ModelInput] = features) -> float:
                 return count / _bare_saturated(session, features)
 
             def saturate_service(requests: Sequence[pb.PredictRequest] = requests) -> float:
@@ -89,7 +89,7 @@ def _measure(models: Path, model: str, *, quick: bool) -> dict[str, Any]:
             note(processor_ms=(sidecar.processor_s - used) / count * 1e3)
             schedule = _arrivals(count, service / 2, seed)
 
-            def load_bare(features: Sequence[Features] = features, at: Sequence[float] = schedule) -> list[float]:
+            def load_bare(features: Sequence[ModelInput] = features, at: Sequence[float] = schedule) -> list[float]:
                 return _bare_scheduled(session, features, at)
 
             def load_service(requests: Sequence[pb.PredictRequest] = requests, at: Sequence[float] = schedule) -> list[float]:
@@ -134,8 +134,8 @@ def _in_turn(seed: int, first: Callable[[], Any], second: Callable[[], Any]) -> 
     return a, second()
 
 
-def _bare_saturated(session: Model, features: Sequence[Features]) -> float:
-    batches: list[list[Features]] = []
+def _bare_saturated(session: Model, features: Sequence[ModelInput]) -> float:
+    batches: list[list[ModelInput]] = []
     for item in sorted(features, key=lambda f: len(f.input_ids)):
         if batches and (len(batches[-1]) + 1) * len(item.input_ids) <= BATCH_TOKENS[session.provider]:
             batches[-1].append(item)
@@ -147,7 +147,7 @@ def _bare_saturated(session: Model, features: Sequence[Features]) -> float:
     return time.perf_counter() - start
 
 
-def _bare_scheduled(session: Model, features: Sequence[Features], arrivals: Sequence[float]) -> list[float]:
+def _bare_scheduled(session: Model, features: Sequence[ModelInput], arrivals: Sequence[float]) -> list[float]:
     latencies = []
     start = time.perf_counter()
     for item, at in zip(features, arrivals, strict=True):

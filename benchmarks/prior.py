@@ -20,7 +20,7 @@ from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.reuse_monitor import Counts, ReuseMonitor, add, nothing
 from lpc.model.curve import EDGES, INTERVALS
 from lpc_apps.simulator.engine import simulate
-from lpc_apps.simulator.policies.lru import Lru
+from lpc_apps.simulator.policies.lru import LruPolicy
 from lpc_apps.simulator.policies.plugin import SegmentUses, prompt_of, size_of
 from lpc_apps.simulator.policy import PolicySettings
 from lpc_apps.simulator.run import WorkloadSpec, build
@@ -38,7 +38,7 @@ WEIGHT: Final = 100.0
 Cell = tuple[Counts, Counts]
 
 
-class Counting(Lru):
+class Counting(LruPolicy):
     """Counts reuses in an engine that evicts nothing."""
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from benchmarks.virtual_clock import VirtualClock
 from lpc.model.conversation import UserTurns
-from lpc.model.features import Features
+from lpc.model.features import ModelInput
 from lpc.model.inference import Model
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.memory import WatchedTurn
@@ -30,11 +30,11 @@ REFIT_S: Final = 60.0
 class UnreadModel(Model):
     """A model that ignores the text."""
 
-    def encode(self, turns: UserTurns) -> Features:
+    def encode(self, turns: UserTurns) -> ModelInput:
         """Return the input of an empty text."""
         return super().encode(UserTurns(("-",), turns.turn_count))
 
-    def run(self, batch: Sequence[Features]) -> list[float]:
+    def run(self, batch: Sequence[ModelInput]) -> list[float]:
         """Return 0.5 for each input."""
         return [0.5] * len(batch)
 

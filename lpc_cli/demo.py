@@ -82,10 +82,12 @@ def _show_gain(picture: Path, screen: "Console") -> None:
     from rich.text import Text
 
     from lpc_apps.simulator.picture import draw_hit_rates, write_png
-    from lpc_apps.simulator.run import Run, WorkloadSpec, sweep
+    from lpc_apps.simulator.run import SimulationRun, WorkloadSpec, sweep
     from lpc_apps.simulator.summary import BASELINE, OURS, derived, nearest, pairs
 
-    runs = [Run(WorkloadSpec(workload="production"), policy, share) for share in SHARES for policy in (BASELINE, OURS)]
+    runs = [
+        SimulationRun(WorkloadSpec(workload="production"), policy, share) for share in SHARES for policy in (BASELINE, OURS)
+    ]
     summary = derived([{**row, "by_fraction": True} for row in sweep(runs)])
     table = Table(
         "cache, of the working set",

@@ -15,7 +15,7 @@ from lpc_apps.simulator.fleet.routers import parse_router
 from lpc_apps.simulator.fleet.run import Fleet
 from lpc_apps.simulator.fleet.verdict import STOCK, engine_of, fleet_verdict, of_fleets, router_of
 from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.run import Run, sweep
+from lpc_apps.simulator.run import SimulationRun, sweep
 from lpc_cli.simulate_options import SimulateOptions
 from lpc_cli.simulation import built_in_moments
 from lpc_cli.simulation_lists import names_of, parts_of, sessions_of, workloads_of
@@ -66,7 +66,7 @@ def simulate_fleets(options: SimulateOptions, log: Log | None) -> dict[str, Any]
     restart, ahead = options.router_restart, options.requests_ahead or 0
     with built_in_moments(spec, options) as prepared:
         runs = [
-            Run(
+            SimulationRun(
                 replace(prepared, workload=workload, seed=spec.seed + seed, sessions=count, texts=texts),
                 policy=name,
                 capacity=size,
@@ -102,12 +102,12 @@ def simulate_fleets(options: SimulateOptions, log: Log | None) -> dict[str, Any]
 class _Answers(Collected):
     """Prints the row of a router as soon as all its seeds are known."""
 
-    def __init__(self, runs: Sequence[Run], log: Log | None) -> None:
+    def __init__(self, runs: Sequence[SimulationRun], log: Log | None) -> None:
         super().__init__(log)
         self._left = Counter(map(_row, runs))
         self._titled: Any = None
 
-    def add(self, run: Run, row: dict[str, Any]) -> None:
+    def add(self, run: SimulationRun, row: dict[str, Any]) -> None:
         """Add the row of a run."""
         super().add(run, row)
         kind = _row(run)
@@ -140,7 +140,7 @@ class _Answers(Collected):
         print_line(f"{engine_of(row):<{NAME}}{router_of(row):<{NAME}}", cells, cell=CELL)
 
 
-def _row(run: Run) -> tuple[Any, ...]:
+def _row(run: SimulationRun) -> tuple[Any, ...]:
     assert run.fleet is not None
     return (
         *(run.workload.workload, run.workload.sessions, run.capacity, run.policy, run.queueing),

@@ -26,7 +26,7 @@ from lpc_apps.simulator.conversations import save_sample
 from lpc_apps.simulator.describe import describe as figures_of
 from lpc_apps.simulator.kv_memory import Mark
 from lpc_apps.simulator.picture import draw_hit_rates, write_png
-from lpc_apps.simulator.run import Run, WorkloadSpec, build, run_one, sweep
+from lpc_apps.simulator.run import SimulationRun, WorkloadSpec, build, run_one, sweep
 from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, derived, nearest, pairs, sentence
 from lpc_apps.simulator.verdict import left_out_of, verdict
 from lpc_cli.simulate_options import SimulateOptions
@@ -82,7 +82,7 @@ def simulate_engine(options: SimulateOptions, log: Log | None) -> dict[str, Any]
             own = marks[0].size
             sizes += dict.fromkeys(mark.size for mark in marks if mark.size not in sizes)
         runs = [
-            Run(
+            SimulationRun(
                 replace(ready, workload=workload, seed=spec.seed + seed, sessions=count),
                 policy=name,
                 capacity=size,
@@ -179,7 +179,7 @@ class _Plan:
         left: those that :meth:`begin` leaves to other processes.
     """
 
-    def __init__(self, runs: Sequence[Run], own: int | float | None, *, everything: bool) -> None:
+    def __init__(self, runs: Sequence[SimulationRun], own: int | float | None, *, everything: bool) -> None:
         self._workload, working_set = build(runs[0].workload)
         sizes = sorted({run.capacity for run in runs}, key=lambda size: in_tokens(size, working_set))
         at = sizes[(len(sizes) - 1) // 2] if own is None else own
@@ -194,7 +194,7 @@ class _Plan:
         self._pair = [] if self._lru is None or self._ours is None else [self._lru, self._ours]
         self.left = [run for run in self.runs if run not in self._curve and run not in self._pair]
 
-    def _place(self, run: Run) -> tuple[bool, bool, bool]:
+    def _place(self, run: SimulationRun) -> tuple[bool, bool, bool]:
         return run not in (self._lru, self._ours), run.policy != BASELINE, run.capacity != self._at
 
     def begin(self, answers: "_Answers") -> None:
@@ -202,7 +202,7 @@ class _Plan:
         curve = self._curve
         with progress("simulating", len(self.runs) - len(self.left), "runs") as simulated:
 
-            def run(*runs: Run, on_start: Beginning | None = None) -> None:
+            def run(*runs: SimulationRun, on_start: Beginning | None = None) -> None:
                 for one in runs:
                     if one not in answers.rows:
                         answers.add(one, run_one(one, on_start))
@@ -243,13 +243,13 @@ class _Plan:
 class _Answers(Collected):
     """Prints each policy's curve as soon as it is known."""
 
-    def __init__(self, runs: Sequence[Run], log: Log | None) -> None:
+    def __init__(self, runs: Sequence[SimulationRun], log: Log | None) -> None:
         super().__init__(log)
         self._left = Counter(map(self._curve, runs))
         self._sizes = max(self._left.values(), default=0)
         self._titled: set[Any] = set()
 
-    def add(self, run: Run, row: dict[str, Any]) -> None:
+    def add(self, run: SimulationRun, row: dict[str, Any]) -> None:
         """Add the row of a run."""
         super().add(run, row)
         curve = self._curve(run)
@@ -267,7 +267,7 @@ class _Answers(Collected):
             print_curve(rows)
 
     @staticmethod
-    def _curve(run: Run) -> tuple[Any, ...]:
+    def _curve(run: SimulationRun) -> tuple[Any, ...]:
         return run.workload.workload, run.workload.sessions, run.policy
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lpc.progress import apart
 from lpc_apps.logs.log import Log
-from lpc_apps.simulator.run import Run
+from lpc_apps.simulator.run import SimulationRun
 from lpc_cli.outcome import note
 from lpc_cli.simulation_tables import print_reading
 
@@ -21,12 +21,12 @@ class Collected:
     """
 
     def __init__(self, log: Log | None) -> None:
-        self.rows: dict[Run, dict[str, Any]] = {}
+        self.rows: dict[SimulationRun, dict[str, Any]] = {}
         self.log: dict[str, Any] | None = None
         self.stopped = False
         self._recognised = log is not None and log.recognised
 
-    def add(self, run: Run, row: dict[str, Any]) -> None:
+    def add(self, run: SimulationRun, row: dict[str, Any]) -> None:
         """Add the row of a run."""
         log, sample = row.pop("log", None), row["sample"]
         if log is not None and self.log is None:

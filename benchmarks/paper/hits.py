@@ -18,7 +18,7 @@ from lpc.model.conversation import UserTurns, is_user_turn
 from lpc_apps.logs.datasets.conversation import Conversation, conversation_key, split_of
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import save_sample
-from lpc_apps.simulator.run import Run, WorkloadSpec
+from lpc_apps.simulator.run import SimulationRun, WorkloadSpec
 from lpc_apps.training.head import Head
 
 THINK_TIMES_S: Final = (50.0, 100.0, 200.0)
@@ -71,7 +71,7 @@ def prepare(data: Data, scorer: WindowScorer, folder: Path) -> Path:
     return found
 
 
-def runs_of(conversations: Sequence[Path], sizes: Sequence[int], seeds: Sequence[int]) -> list[Run]:
+def runs_of(conversations: Sequence[Path], sizes: Sequence[int], seeds: Sequence[int]) -> list[SimulationRun]:
     """Return the runs: all sizes, in tokens, at the usual think time, and all think times at one size; seed by seed."""
     found = []
     for seed in seeds:
@@ -79,7 +79,7 @@ def runs_of(conversations: Sequence[Path], sizes: Sequence[int], seeds: Sequence
             for think_time in THINK_TIMES_S:
                 spec = WorkloadSpec(conversations=file, think_time=think_time, seed=seed)
                 at = sizes if think_time == WorkloadSpec.think_time else (AT,)
-                found += [Run(spec, policy, size) for size in at for policy in POLICIES]
+                found += [SimulationRun(spec, policy, size) for size in at for policy in POLICIES]
     return found
 
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from lpc.model.artifact import read_manifest
 from lpc.model.conversation import UserTurns
-from lpc.model.features import FeatureEncoder, Features, FeatureSettings
+from lpc.model.features import FeatureEncoder, FeatureSettings, ModelInput
 from lpc.model.onnx_runtime import ort
 from lpc.progress import progress
 from lpc_apps.training.embedding import embeddings_of
@@ -58,12 +58,12 @@ def embed_texts(texts: Iterable[str], artifact: Path, stored: Path) -> Vectors:
     return {text: (np.frombuffer(rows[key][0], "<f2").astype(np.float32), rows[key][1]) for text, key in keys.items()}
 
 
-def _features(encoder: FeatureEncoder, text: str, unused: tuple[float, ...]) -> Features:
-    return Features(encoder.encode(UserTurns((text,), 1)).input_ids, unused)
+def _features(encoder: FeatureEncoder, text: str, unused: tuple[float, ...]) -> ModelInput:
+    return ModelInput(encoder.encode(UserTurns((text,), 1)).input_ids, unused)
 
 
 def _store(
-    file: sqlite3.Connection, keys: Sequence[bytes], features: Sequence[Features], session: ort.InferenceSession
+    file: sqlite3.Connection, keys: Sequence[bytes], features: Sequence[ModelInput], session: ort.InferenceSession
 ) -> None:
     embeddings = embeddings_of(features, session).astype("<f2")
     rows = zip(keys, (len(one.input_ids) for one in features), (row.tobytes() for row in embeddings), strict=True)

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from benchmarks.rules.figures import Row, mean, table
 from benchmarks.rules.runs import code_digest, rows_of, size_name
 from lpc_apps.simulator.policies import PolicySettings
-from lpc_apps.simulator.run import Run, WorkloadSpec
+from lpc_apps.simulator.run import SimulationRun, WorkloadSpec
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Cost
 
@@ -35,10 +35,10 @@ POLICIES: Final = ("lru", "plugin", "plugin-sidecar")
 QUEUES: Final = {"first come": Queueing(), "keep": Queueing(keep=True), "warm first, keep": Queueing("warm-first", keep=True)}
 
 
-def runs_of(folder: Path, seeds: Sequence[int], settings: Sequence[Setting] = SETTINGS) -> list[Run]:
+def runs_of(folder: Path, seeds: Sequence[int], settings: Sequence[Setting] = SETTINGS) -> list[SimulationRun]:
     """Return the runs of the logs that the folder contains."""
     return [
-        Run(
+        SimulationRun(
             WorkloadSpec(trace=folder / setting.log, format="agents", sessions=setting.sessions, seed=seed),
             *(policy, setting.size, queueing),
             PolicySettings(cost=COST),

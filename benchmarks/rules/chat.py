@@ -12,7 +12,7 @@ from benchmarks.rules.figures import Row, against_best, by_seed, mean, table
 from benchmarks.rules.runs import code_digest, label, rows_of, size_name
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import save_sample
-from lpc_apps.simulator.run import Run, WorkloadSpec
+from lpc_apps.simulator.run import SimulationRun, WorkloadSpec
 
 SIZES: Final = (20_000, 40_000, 60_000, 80_000, 100_000, 120_000, 160_000)
 """Tokens."""
@@ -41,7 +41,7 @@ def run(
     plain = counted(file, None, models, stored.parent, held_out=held_out)
     scored = None if head is None else counted(file, head, models, stored.parent, held_out=held_out)
 
-    def named(run: Run) -> str:
+    def named(run: SimulationRun) -> str:
         return label(run) + HEAD * (scored is not None and run.workload.conversations == scored)
 
     rows = rows_of(runs_of(plain, scored, seeds), stored, jobs=jobs, label=named)
@@ -50,7 +50,7 @@ def run(
     return {"seeds": list(seeds), "code": code_digest(), "summary": summary(rows), "rows": rows, "log": log}
 
 
-def runs_of(plain: Path, scored: Path | None, seeds: Sequence[int], sizes: Sequence[int] = SIZES) -> list[Run]:
+def runs_of(plain: Path, scored: Path | None, seeds: Sequence[int], sizes: Sequence[int] = SIZES) -> list[SimulationRun]:
     """Return the runs.
 
     Args:
@@ -61,7 +61,7 @@ def runs_of(plain: Path, scored: Path | None, seeds: Sequence[int], sizes: Seque
         for conversations, policies in ((plain, POLICIES), (scored, PREDICTED)):
             if conversations is not None:
                 spec = WorkloadSpec(conversations=conversations, seed=seed)
-                found += [Run(spec, policy, size) for size in sizes for policy in policies]
+                found += [SimulationRun(spec, policy, size) for size in sizes for policy in policies]
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lpc_apps.simulator.amounts import seconds, tokens
-from lpc_apps.simulator.run import Run, run_one
+from lpc_apps.simulator.run import SimulationRun, run_one
 from lpc_apps.simulator.spread import spread
 from lpc_cli.outcome import note
 
@@ -21,12 +21,14 @@ JOBS: Final = 2
 Rows = list[dict[str, Any]]
 
 
-def label(run: Run) -> str:
+def label(run: SimulationRun) -> str:
     """Return the policy's name in tables."""
     return f"{run.policy}, inverted" if run.settings.invert else run.policy
 
 
-def rows_of(runs: Sequence[Run], stored: Path, *, jobs: int = JOBS, label: Callable[[Run], str] = label) -> Rows:
+def rows_of(
+    runs: Sequence[SimulationRun], stored: Path, *, jobs: int = JOBS, label: Callable[[SimulationRun], str] = label
+) -> Rows:
     """Return the rows of all runs in order, and write each to standard error when its run ends.
 
     Rows that ``stored`` contains are not simulated again.
@@ -63,7 +65,7 @@ def rows_of(runs: Sequence[Run], stored: Path, *, jobs: int = JOBS, label: Calla
     return [found[key] | {"share": run.capacity, "label": label(run)} for key, run in zip(keys, runs, strict=True)]
 
 
-def name_of(run: Run) -> str:
+def name_of(run: SimulationRun) -> str:
     """Return the name of a run's workload, and its size and seed."""
     spec = run.workload
     workload = spec.workload or (spec.trace.name if spec.trace is not None else "conversations")
@@ -86,7 +88,7 @@ def code_digest(sources: Sequence[str] = SOURCES) -> str:
     return digest.hexdigest()
 
 
-def _key(run: Run, code: str) -> str:
+def _key(run: SimulationRun, code: str) -> str:
     trace = run.workload.trace
     changed = trace.stat().st_mtime_ns if trace is not None and trace.exists() else 0
     return json.dumps([code, changed, asdict(run)], sort_keys=True, default=str)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from benchmarks.rules.figures import CLASSIC, Row, against_best, by_seed, mean, table
 from benchmarks.rules.runs import code_digest, rows_of, size_name
-from lpc_apps.simulator.run import Run, WorkloadSpec
+from lpc_apps.simulator.run import SimulationRun, WorkloadSpec
 
 SIZES: Final = (0.01, 0.02, 0.03, 0.05, 0.08, 0.2)
 """Shares of the working set."""
@@ -18,10 +18,10 @@ LEARNED: Final = ("wa", "lpc")
 PLUGIN: Final = ("plugin", "plugin-sidecar")
 
 
-def runs_of(trace: Path, trace_format: str, sizes: Sequence[float] = SIZES) -> list[Run]:
+def runs_of(trace: Path, trace_format: str, sizes: Sequence[float] = SIZES) -> list[SimulationRun]:
     """Return the runs."""
     spec = WorkloadSpec(trace=trace, format=trace_format)
-    return [Run(spec, policy, size) for size in sizes for policy in (*CLASSIC, *LEARNED, *PLUGIN)]
+    return [SimulationRun(spec, policy, size) for size in sizes for policy in (*CLASSIC, *LEARNED, *PLUGIN)]
 
 
 def run(trace: Path, trace_format: str, sizes: Sequence[float] = SIZES, *, jobs: int, stored: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from benchmarks.rules.figures import CLASSIC, Row, Single, by_seed, mean, single
 from benchmarks.rules.runs import code_digest, label, rows_of, size_name
 from eviction_client.policy.rules import AUTO
 from lpc_apps.simulator.policies import PolicySettings
-from lpc_apps.simulator.run import Run, WorkloadSpec
+from lpc_apps.simulator.run import SimulationRun, WorkloadSpec
 
 SIZES: Final = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)
 """Shares of the working set."""
@@ -34,7 +34,7 @@ PICTURE: Final = (
 )
 
 
-def runs_of(names: Sequence[str], seeds: Sequence[int], sizes: Sequence[float] = SIZES) -> list[Run]:
+def runs_of(names: Sequence[str], seeds: Sequence[int], sizes: Sequence[float] = SIZES) -> list[SimulationRun]:
     """Return the runs: the plug-in without and with the sidecar, with the sidecar's predictions inverted, and classic rules."""
     inverted = PolicySettings(invert=True)
     found = []
@@ -42,15 +42,17 @@ def runs_of(names: Sequence[str], seeds: Sequence[int], sizes: Sequence[float] =
         for name in names:
             spec = WorkloadSpec(workload=name, seed=seed)
             for size in sizes:
-                found += [Run(spec, policy, size) for policy in (*CLASSIC, "plugin", "plugin-sidecar")]
-                found.append(Run(spec, "plugin-sidecar", size, settings=inverted))
+                found += [SimulationRun(spec, policy, size) for policy in (*CLASSIC, "plugin", "plugin-sidecar")]
+                found.append(SimulationRun(spec, "plugin-sidecar", size, settings=inverted))
                 if name == SHARED[0]:
-                    found.append(Run(spec, SHARED[1], size))
-                    found += [Run(spec, "plugin-sidecar", size, settings=PolicySettings(rule=rule)) for rule in FORCED]
+                    found.append(SimulationRun(spec, SHARED[1], size))
+                    found += [
+                        SimulationRun(spec, "plugin-sidecar", size, settings=PolicySettings(rule=rule)) for rule in FORCED
+                    ]
     return found
 
 
-def _label(run: Run) -> str:
+def _label(run: SimulationRun) -> str:
     return label(run) if run.settings.rule == AUTO else f"{run.policy}, {run.settings.rule}"
 
 

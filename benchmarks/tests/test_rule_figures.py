@@ -10,7 +10,7 @@ from benchmarks.rules import agents, chat, runs, trace, worst
 from benchmarks.rules.figures import CLASSIC, against_best, best_of, by_seed, paired, singles, table
 from benchmarks.rules.runs import rows_of
 from lpc_apps.simulator.conversations import load_sample
-from lpc_apps.simulator.run import Run, WorkloadSpec, build, run_one
+from lpc_apps.simulator.run import SimulationRun, WorkloadSpec, build, run_one
 
 
 def row(label: str, rate: float, *, workload: str = "w", size: float = 0.1, seed: int = 0) -> dict[str, Any]:
@@ -156,21 +156,21 @@ def test_a_trace_counts_from_the_first_request_and_after_half(log: Path, tmp_pat
     lru = rows[0]
     assert (lru["label"], lru["requests"]) == ("lru", 15)
     first, *_ = trace.from_the_first(rows)
-    ideal = run_one(Run(WorkloadSpec(trace=log, count_from=0.0), "lru", 2.0))
+    ideal = run_one(SimulationRun(WorkloadSpec(trace=log, count_from=0.0), "lru", 2.0))
     assert ideal["requests"] == 30
     assert first["hit_rate"] == pytest.approx(ideal["hit_rate"])
     assert first["hit_rate"] != pytest.approx(lru["hit_rate"])
 
 
 def test_a_stored_row_is_not_simulated_again(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = [Run(WorkloadSpec(trace=log, count_from=0.0), policy, 0.5) for policy in ("lru", "mq")]
+    wanted = [SimulationRun(WorkloadSpec(trace=log, count_from=0.0), policy, 0.5) for policy in ("lru", "mq")]
     stored = tmp_path / "rows" / "stored.jsonl"
     first = rows_of(wanted[:1], stored, jobs=1)
     with stored.open("a") as file:
         file.write('{"key": "cut')  # as if the command had been killed while it wrote
     seen: list[str] = []
 
-    def counted(run: Run) -> dict[str, Any]:
+    def counted(run: SimulationRun) -> dict[str, Any]:
         seen.append(run.policy)
         return run_one(run)
 
@@ -183,7 +183,7 @@ def test_a_stored_row_is_not_simulated_again(log: Path, tmp_path: Path, monkeypa
 
 
 def test_a_row_of_other_code_is_simulated_again(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = [Run(WorkloadSpec(trace=log, count_from=0.0), "lru", 0.5)]
+    wanted = [SimulationRun(WorkloadSpec(trace=log, count_from=0.0), "lru", 0.5)]
     stored = tmp_path / "stored.jsonl"
     rows_of(wanted, stored, jobs=1)
     monkeypatch.setattr(runs, "code_digest", lambda: "other")
@@ -192,7 +192,7 @@ def test_a_row_of_other_code_is_simulated_again(log: Path, tmp_path: Path, monke
 
 
 def test_a_row_of_a_changed_log_is_simulated_again(log: Path, tmp_path: Path) -> None:
-    wanted = [Run(WorkloadSpec(trace=log, count_from=0.0), "lru", 0.5)]
+    wanted = [SimulationRun(WorkloadSpec(trace=log, count_from=0.0), "lru", 0.5)]
     stored = tmp_path / "stored.jsonl"
     before = rows_of(wanted, stored, jobs=1)
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:20]))

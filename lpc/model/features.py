@@ -64,7 +64,7 @@ class FeatureSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
+class ModelInput:
     """Input of the model for one conversation.
 
     Attributes:
@@ -104,7 +104,7 @@ class FeatureEncoder:
                 f"the prefix has {len(self._prefix)} tokens, too many for a token_budget of {settings.token_budget}"
             )
 
-    def encode(self, turns: UserTurns) -> Features:
+    def encode(self, turns: UserTurns) -> ModelInput:
         """Return the features of one conversation."""
         prompts = turns.prompts[-self.settings.prompt_window :]
         share = self._share(len(prompts))
@@ -112,7 +112,7 @@ class FeatureEncoder:
         for prompt in prompts:
             input_ids += self._fit(prompt, share)
             input_ids.append(self._end)
-        return Features(input_ids, tuple(float(SCALARS[name](turns)) for name in self.settings.scalars))
+        return ModelInput(input_ids, tuple(float(SCALARS[name](turns)) for name in self.settings.scalars))
 
     def _share(self, prompts: int) -> int:
         """Return the tokens per prompt: an equal part of the budget minus `<s>` and prefix, and minus one for `</s>`."""

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from lpc.errors import ArtifactError, LpcError
 from lpc.model.artifact import Manifest, verify
 from lpc.model.conversation import UserTurns
-from lpc.model.features import FeatureEncoder, Features
+from lpc.model.features import FeatureEncoder, ModelInput
 from lpc.model.probability import P_MIN
 from lpc.model.session import InferenceSettings, Provider, first_line, open_session
 
@@ -20,7 +20,7 @@ _OUT_OF_MEMORY: Final = ("failed to allocate", "smaller than requested", "bad_al
 """Parts of ONNX Runtime's messages, in lower case, if a batch does not fit into memory; there is no exception type for it."""
 
 
-def graph_inputs(batch: Sequence[Features]) -> dict[str, NDArray[Any]]:
+def graph_inputs(batch: Sequence[ModelInput]) -> dict[str, NDArray[Any]]:
     """Return the graph's inputs: input_ids and attention_mask [batch, longest], padded with 0; scalars [batch, n] fp32."""
     longest = max(len(features.input_ids) for features in batch)
     input_ids = np.zeros((len(batch), longest), np.int64)
@@ -65,11 +65,11 @@ class Model:
             raise ArtifactError(f"the graph in {folder} has inputs {sorted(found)}, not {sorted(expected)}: export it again")
         self.run([self.encode(UserTurns(("warm-up",), 1))])
 
-    def encode(self, turns: UserTurns) -> Features:
+    def encode(self, turns: UserTurns) -> ModelInput:
         """Return the model's input for a conversation. Thread-safe."""
         return self._features.encode(turns)
 
-    def run(self, batch: Sequence[Features]) -> list[float]:
+    def run(self, batch: Sequence[ModelInput]) -> list[float]:
         """Return the continuation probability of each conversation, in [P_MIN, 1 - P_MIN].
 
         Raises:
@@ -78,7 +78,7 @@ class Model:
         """
         return self._probabilities(self._outputs(batch, "probability")[0])
 
-    def run_with_embeddings(self, batch: Sequence[Features]) -> tuple[list[float], list[bytes]]:
+    def run_with_embeddings(self, batch: Sequence[ModelInput]) -> tuple[list[float], list[bytes]]:
         """Like :meth:`run`, but also return each conversation's embedding as little-endian fp16."""
         probability, embedding = self._outputs(batch, "probability", "embedding")
         return self._probabilities(probability), [row.tobytes() for row in embedding.astype("<f2")]
@@ -88,7 +88,7 @@ class Model:
             raise ArtifactError(f"model version {self.manifest.version} gave a probability that is not a number")
         return [float(p) for p in np.clip(probability, P_MIN, 1.0 - P_MIN)]
 
-    def _outputs(self, batch: Sequence[Features], *names: str) -> list[NDArray[Any]]:
+    def _outputs(self, batch: Sequence[ModelInput], *names: str) -> list[NDArray[Any]]:
         inputs = graph_inputs(batch)
         try:
             if self.provider == "cuda":

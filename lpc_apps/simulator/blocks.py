@@ -32,8 +32,8 @@ class Piece(Block):
         self.segment = segment
         self.start = start
         self.size = size
-        self.held: Held[Any] | None = None
-        self.waiter: Waiter | None = None
+        self.held: CachedSegment[Any] | None = None
+        self.waiter: WaitingRequest | None = None
 
     @property
     def depth(self) -> int:
@@ -45,7 +45,7 @@ class Piece(Block):
         """Content ids of its blocks."""
         return self.segment.contents[self.start : self.start + self.size]
 
-    def needed_by(self) -> "Waiter | None":
+    def needed_by(self) -> "WaitingRequest | None":
         """Return the first of the waiting requests that will hit the piece."""
         waiters = () if self.held is None else self.held.waiters
         return next((waiter for waiter in waiters if self.depth < waiter.blocks), None)
@@ -89,7 +89,7 @@ class Piece(Block):
 B = TypeVar("B", bound=Piece)
 
 
-class Held(Generic[B]):
+class CachedSegment(Generic[B]):
     """The cached blocks of a segment.
 
     Attributes:
@@ -105,7 +105,7 @@ class Held(Generic[B]):
         self.pieces: list[B] = []
         self.size = 0
         self.references = 0
-        self.waiters: dict[Waiter, None] = {}
+        self.waiters: dict[WaitingRequest, None] = {}
 
     def leading(self) -> int:
         """Return the number of cached blocks before the first gap."""
@@ -137,11 +137,11 @@ class Held(Generic[B]):
         self.size = segment.size
 
 
-class Waiter:
+class WaitingRequest:
     """A waiting request whose blocks are retained.
 
     Attributes:
-        kept: `lpc_apps.simulator.waiting_prefixes.WaitingPrefixes` of its cache.
+        kept: `lpc_apps.simulator.waiting_prefixes.NeededPrefixes` of its cache.
         blocks: length of its cached prefix.
         needs: cached blocks of that prefix's segments.
         aside: heap of the pieces retained for it, in order of eviction; entries of pieces in use again are stale.
@@ -149,7 +149,7 @@ class Waiter:
 
     __slots__ = ("aside", "blocks", "kept", "needs")
 
-    def __init__(self, kept: Any, needs: list[Held[Any]], blocks: int) -> None:
+    def __init__(self, kept: Any, needs: list[CachedSegment[Any]], blocks: int) -> None:
         self.kept = kept
         self.needs = needs
         self.blocks = blocks

@@ -19,10 +19,10 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Generic
 
-from lpc_apps.simulator.blocks import B, Held
-from lpc_apps.simulator.policy import Chunk, Policy
+from lpc_apps.simulator.blocks import B, CachedSegment
+from lpc_apps.simulator.policy import Chunk, EvictionPolicy
 from lpc_apps.simulator.segments import EDGE_ID, Copy, Path, Segment
-from lpc_apps.simulator.waiting_prefixes import WaitingPrefixes
+from lpc_apps.simulator.waiting_prefixes import NeededPrefixes
 from lpc_apps.simulator.workload import Turn
 
 
@@ -37,18 +37,18 @@ class BlockCache(Generic[B]):
         evicted: number of evicted blocks with content.
     """
 
-    def __init__(self, capacity: int, policy: Policy[B], *, keep: bool = False) -> None:
+    def __init__(self, capacity: int, policy: EvictionPolicy[B], *, keep: bool = False) -> None:
         self.capacity = capacity
         self.policy = policy
         self.evicted = 0
-        self._held: dict[Segment, Held[B]] = {}
+        self._held: dict[Segment, CachedSegment[B]] = {}
         self._copies: dict[Segment, dict[int, list[Copy]]] = {}
         """Cached copies of a segment's blocks by index, the oldest first. All blocks that it lacks are copies then."""
         self._copy_of: dict[int, Copy] = {}
         """Cached copies by content id."""
         self._copied = 0
         """Number of copies made so far."""
-        self._kept = WaitingPrefixes(policy, self._held) if keep else None
+        self._kept = NeededPrefixes(policy, self._held) if keep else None
         self._blank = capacity
         self._free = 0
         self._cached = 0
@@ -83,7 +83,7 @@ class BlockCache(Generic[B]):
                 found.update(chain.from_iterable(piece.contents for piece in held.pieces))
         return found
 
-    def _leading(self, segment: Segment, held: Held[B]) -> int:
+    def _leading(self, segment: Segment, held: CachedSegment[B]) -> int:
         """Return the number of blocks of a segment before the first one that is cached neither in it nor as a copy."""
         copies = self._copies.get(segment)
         if copies is None:
@@ -150,13 +150,13 @@ class BlockCache(Generic[B]):
         """
         held_of, copied, policy = self._held, self._copies, self.policy
         missing = idle_blocks = 0
-        idle: list[Held[B]] = []
-        whole: list[Held[B]] = []
+        idle: list[CachedSegment[B]] = []
+        whole: list[CachedSegment[B]] = []
         made: list[Copy] = []
         for segment in path:
             held = held_of.get(segment)
             if held is None:
-                held = held_of[segment] = Held()
+                held = held_of[segment] = CachedSegment()
             whole.append(held)
             if not held.references:
                 if segment not in copied:
@@ -220,7 +220,7 @@ class BlockCache(Generic[B]):
         self.policy.finish(turn, now)
         held_of = self._held
         freed: list[B] = []
-        shared: Held[B] | None = None
+        shared: CachedSegment[B] | None = None
         for segment in reversed(path):
             held = held_of[segment]
             held.references -= 1

@@ -18,19 +18,19 @@ from itertools import chain
 from typing import Any, Final
 
 from lpc_apps.simulator.cache import BlockCache
-from lpc_apps.simulator.policy import Policy
+from lpc_apps.simulator.policy import EvictionPolicy
 from lpc_apps.simulator.replay import END, PREFILLED, Replay
 from lpc_apps.simulator.result import Result, Started
 from lpc_apps.simulator.segments import EDGE_ID, Path
 from lpc_apps.simulator.sources import Sources
-from lpc_apps.simulator.waiting import Fcfs, Queueing, SGLangs, WarmFirst
+from lpc_apps.simulator.waiting import Fcfs, Queueing, SGLangs, WarmFirstOrder
 from lpc_apps.simulator.workload import Cost, Turn, Workload, computed_tokens
 
 __all__ = ["FCFS", "Engine", "PolicyFactory", "Result", "simulate"]
 
 FCFS: Final = Queueing()
 
-PolicyFactory = Callable[[int], Policy[Any]]
+PolicyFactory = Callable[[int], EvictionPolicy[Any]]
 """Returns the policy of a cache with this number of blocks."""
 
 
@@ -104,7 +104,7 @@ class Engine:
             return Fcfs()
         if queueing.schedule != "warm-first":
             return SGLangs(queueing.schedule, self.missing_tokens)
-        return WarmFirst(
+        return WarmFirstOrder(
             self.missing_tokens,
             self.cache.capacity * size,
             room=lambda: self.cache.room * size,

@@ -1,7 +1,7 @@
 """The interface of eviction policies: a policy orders the free blocks of one engine for eviction.
 
-A policy is created for one run: ``Policy(capacity, workload, settings)``. It starts without data and learns from all requests,
-including the warm-up. Only a bound may use later requests.
+A policy is created for one run: ``EvictionPolicy(capacity, workload, settings)``. It starts without data and learns from all
+requests, including the warm-up. Only a bound may use later requests.
 """
 
 import heapq
@@ -34,7 +34,7 @@ class PolicySettings:
     cost: Cost = field(default_factory=Cost)
 
 
-class Policy(ABC, Generic[B]):
+class EvictionPolicy(ABC, Generic[B]):
     """The free blocks with content, in order of eviction. Times are seconds and never decrease.
 
     A policy must not read a turn's `next`, unless it is a bound.
@@ -126,7 +126,7 @@ def give_up_first(pieces: dict[int, B], count: int) -> list[Chunk]:
     return out
 
 
-class KeyedPolicy(Policy[B]):
+class KeyedPolicy(EvictionPolicy[B]):
     """A policy that evicts the smallest key, which is constant while blocks are free. A heap with stale entries."""
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
@@ -160,8 +160,8 @@ class KeyedPolicy(Policy[B]):
         return self._heap[0][2]
 
 
-REGISTRY: Final[dict[str, type[Policy[Any]]]] = {}
-P = TypeVar("P", bound=type[Policy[Any]])
+REGISTRY: Final[dict[str, type[EvictionPolicy[Any]]]] = {}
+P = TypeVar("P", bound=type[EvictionPolicy[Any]])
 
 
 def register(policy: P) -> P:

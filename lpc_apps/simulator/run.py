@@ -66,7 +66,7 @@ class WorkloadSpec:
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulationRun:
     """One simulation.
 
     Attributes:
@@ -156,7 +156,7 @@ def _within(start: float, duration: float) -> float:
     return start
 
 
-def run_one(run: Run, on_start: Callable[[Turn, int], None] | None = None) -> dict[str, Any]:
+def run_one(run: SimulationRun, on_start: Callable[[Turn, int], None] | None = None) -> dict[str, Any]:
     """Return one row of the result. ``on_start``: see `lpc_apps.simulator.engine.simulate`."""
     workload, working_set = build(run.workload)
     if workload.loop is None and not run.queueing.in_turn and run.queueing != FCFS:
@@ -209,7 +209,7 @@ def run_one(run: Run, on_start: Callable[[Turn, int], None] | None = None) -> di
     }
 
 
-def _check_fleet(run: Run, workload: Workload) -> None:
+def _check_fleet(run: SimulationRun, workload: Workload) -> None:
     """Raise SimulationError if a fleet cannot run like this."""
     fleet = run.fleet
     assert fleet is not None
@@ -224,7 +224,7 @@ def _check_fleet(run: Run, workload: Workload) -> None:
 
 
 def sweep(
-    runs: Sequence[Run],
+    runs: Sequence[SimulationRun],
     jobs: int | None = 1,
     done: Callable[[int, dict[str, Any]], None] | None = None,
     *,
@@ -269,14 +269,14 @@ def sweep(
     return rows
 
 
-def _files(runs: Sequence[Run]) -> set[Path]:
+def _files(runs: Sequence[SimulationRun]) -> set[Path]:
     """Return the files that runs read, except those of this package."""
     specs = {run.workload for run in runs}
     read = {spec.trace or spec.conversations for spec in specs if spec.workload is None} - {SAMPLE}
     return {file for path in read for file in log_files(path)}
 
 
-def _run_part(runs: list[Run]) -> list[dict[str, Any]]:
+def _run_part(runs: list[SimulationRun]) -> list[dict[str, Any]]:
     return [run_one(run) for run in runs]
 
 

@@ -67,7 +67,7 @@ class Fcfs:
         """Count a request that computes this many prompt tokens, ``evicted`` of which were in the cache before."""
 
 
-class WarmFirst(Fcfs):
+class WarmFirstOrder(Fcfs):
     """Warm first, as in the plug-in (`eviction_client.schedule.warm_first`).
 
     Args:

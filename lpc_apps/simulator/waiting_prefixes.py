@@ -13,13 +13,13 @@ import heapq
 from typing import Any
 
 from eviction_client.observability.waiting_stats import KEPT_REQUESTS
-from lpc_apps.simulator.blocks import Held, Piece, Waiter
-from lpc_apps.simulator.policy import Chunk, Policy
+from lpc_apps.simulator.blocks import CachedSegment, Piece, WaitingRequest
+from lpc_apps.simulator.policy import Chunk, EvictionPolicy
 from lpc_apps.simulator.segments import Path, Segment
 from lpc_apps.simulator.workload import Turn
 
 
-class WaitingPrefixes:
+class NeededPrefixes:
     """The blocks of one cache that waiting requests need.
 
     Args:
@@ -29,15 +29,15 @@ class WaitingPrefixes:
         blocks: number of blocks set aside.
     """
 
-    def __init__(self, policy: Policy[Any], held: dict[Segment, Held[Any]]) -> None:
+    def __init__(self, policy: EvictionPolicy[Any], held: dict[Segment, CachedSegment[Any]]) -> None:
         self.blocks = 0
         self._policy = policy
         self._held = held
-        self._waiters: dict[Turn, Waiter] = {}
+        self._waiters: dict[Turn, WaitingRequest] = {}
         """The first waiting requests, in order of arrival."""
         self._beyond: dict[Turn, Path] = {}
         """The other waiting requests."""
-        self._unneeded = Waiter(self, [], 0)
+        self._unneeded = WaitingRequest(self, [], 0)
         """Owns the blocks set aside that no request needs."""
         self._sequence = 0
         """Number of times that a piece was set aside."""
@@ -99,7 +99,7 @@ class WaitingPrefixes:
         """Move requests to the first ones up to the limit."""
         while self._beyond and len(self._waiters) < KEPT_REQUESTS:
             turn = next(iter(self._beyond))
-            needs: list[Held[Any]] = []
+            needs: list[CachedSegment[Any]] = []
             blocks = 0
             for segment in self._beyond.pop(turn):
                 held = self._held.get(segment)
@@ -110,7 +110,7 @@ class WaitingPrefixes:
                 blocks += found
                 if found < segment.size:
                     break
-            waiter = self._waiters[turn] = Waiter(self, needs, blocks)
+            waiter = self._waiters[turn] = WaitingRequest(self, needs, blocks)
             for held in needs:
                 held.waiters[waiter] = None
             self._policy.start(turn, now)
@@ -123,7 +123,7 @@ class WaitingPrefixes:
         piece.waiter = waiter or self._unneeded
         heapq.heappush(piece.waiter.aside, (-piece.depth if waiter else 0, self._sequence, piece))
 
-    def _evict_from(self, waiter: Waiter, count: int, out: list[Chunk]) -> int:
+    def _evict_from(self, waiter: WaitingRequest, count: int, out: list[Chunk]) -> int:
         """Evict up to ``count`` blocks set aside for a request; return how many."""
         evicted = 0
         while evicted < count and waiter.aside:

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from lpc.errors import LpcError
 from lpc.files import replacing, write_text
 from lpc.model.artifact import read_manifest
-from lpc.model.features import SCALARS, FeatureEncoder, Features
+from lpc.model.features import SCALARS, FeatureEncoder, ModelInput
 from lpc.model.inference import graph_inputs
 from lpc.model.label_rows import COUNTS
 from lpc.model.onnx_runtime import ort
@@ -242,7 +242,7 @@ def _table(encoder: FeatureEncoder, session: ort.InferenceSession, shard: Sequen
     )
 
 
-def embeddings_of(features: Sequence[Features], session: ort.InferenceSession) -> NDArray[np.float16]:
+def embeddings_of(features: Sequence[ModelInput], session: ort.InferenceSession) -> NDArray[np.float16]:
     """Return the embedding of each input, [n, width]; n is at least 1."""
     embeddings: list[Any] = [None] * len(features)
     for batch in _batches([len(f.input_ids) for f in features]):

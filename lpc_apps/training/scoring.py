@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from lpc.model.artifact import read_manifest
 from lpc.model.conversation import UserTurns
-from lpc.model.features import FeatureEncoder, Features, FeatureSettings
+from lpc.model.features import FeatureEncoder, FeatureSettings, ModelInput
 from lpc.model.onnx_runtime import ort
 from lpc_apps.training.embedding import embeddings_of
 from lpc_apps.training.encoders import STATIC, load_encoder, source_of
@@ -77,7 +77,7 @@ class HeadScorer:
     def probabilities(self, turns: Sequence[UserTurns]) -> list[float]:
         """Return the probability that another user turn follows, for each request."""
         features = [self._encoder.encode(turn) for turn in turns]
-        texts = [Features(one.input_ids, self._unused) for one in features]
+        texts = [ModelInput(one.input_ids, self._unused) for one in features]
         embedding = embeddings_of(texts, self._session).astype(np.float32)
         scalars = np.array([one.scalars for one in features], np.float32)
         with torch.inference_mode():

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from lpc.model.features import Features
+from lpc.model.features import ModelInput
 from lpc.model.inference import Model
 from lpc.wire.bugs import log_bug
 from predictor_service.batching.batch_queue import Batch, BatchQueue, Lane
@@ -54,7 +54,7 @@ class Batcher:
         job.embeds = self._embeddings
         await self._queue_up(job)
 
-    async def embed(self, model: Model, features: Features, deadline: float) -> bytes:
+    async def embed(self, model: Model, features: ModelInput, deadline: float) -> bytes:
         """Return the embedding of the model's features, little-endian fp16. Deadline as in `Job`, errors as :meth:`predict`."""
         job = Job(model=model, deadline=deadline)
         job.features, job.embeds = features, True

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import TypeAlias
 
-from lpc.model.features import Features
+from lpc.model.features import ModelInput
 from lpc.model.inference import Model
 from lpc.model.probability import logit
 from lpc.model.recalibration import Platt
@@ -50,7 +50,7 @@ class Inference:
 
     async def check(self, model: Model) -> None:
         """Run a model on an input that every model accepts. Raises the model's error."""
-        known = Features([0], (1.0,) * len(model.manifest.features.scalars))
+        known = ModelInput([0], (1.0,) * len(model.manifest.features.scalars))
         await asyncio.get_running_loop().run_in_executor(self._threads, model.run, [known])
 
     def close(self) -> None:
@@ -107,6 +107,6 @@ class Inference:
         return [found[digest] for digest in digests]
 
 
-def _digest(features: Features) -> bytes:
+def _digest(features: ModelInput) -> bytes:
     ids = array("q", features.input_ids).tobytes()
     return blake2b(ids + array("d", features.scalars).tobytes(), digest_size=16).digest()

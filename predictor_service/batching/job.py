@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from lpc.model.features import Features
+from lpc.model.features import ModelInput
 from lpc.model.inference import Model
 from lpc.model.returns.memory import WatchedTurn
 from lpc.v1 import predictor_pb2 as pb
@@ -51,7 +51,7 @@ class Job:
 
     turn: WatchedTurn | None = field(default=None, init=False)
     has_text: bool = field(init=False)
-    features: Features = field(init=False)
+    features: ModelInput = field(init=False)
     tokenize_us: int = field(init=False)
 
     embeds: bool = field(default=False, init=False)

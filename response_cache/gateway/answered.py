@@ -14,7 +14,7 @@ _SEARCHED: Final = 16 * 2**10
 """Bytes at the beginning of an answer in which its id is."""
 
 
-class Conversation(NamedTuple):
+class RoutedConversation(NamedTuple):
     """What the requests of a conversation share: the key that chooses the engine, and the name that is handed on."""
 
     affinity: bytes
@@ -26,9 +26,9 @@ class Answered:
 
     def __init__(self, most: int = REMEMBERED) -> None:
         self._most = most
-        self._known: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], RoutedConversation] = OrderedDict()
 
-    def add(self, tenant: str, conversation: Conversation, begins: bytes) -> None:
+    def add(self, tenant: str, conversation: RoutedConversation, begins: bytes) -> None:
         """Remember the conversation of an answer that ``begins`` so, in a body or a stream. One without an id is ignored."""
         found = _ID.search(begins[:_SEARCHED])
         if found is None:
@@ -37,6 +37,6 @@ class Answered:
         if len(self._known) > self._most:
             self._known.popitem(last=False)
 
-    def find(self, tenant: str, answer: str | None) -> Conversation | None:
+    def find(self, tenant: str, answer: str | None) -> RoutedConversation | None:
         """Return the conversation of an answer's id; None if it is not known."""
         return None if answer is None else self._known.get((tenant, answer))

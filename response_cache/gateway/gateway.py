@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.headers import Headers, end_to_end
 from lpc.wire.raw_path import BadTarget, check_framing
-from response_cache.gateway.answered import Answered, Conversation
+from response_cache.gateway.answered import Answered, RoutedConversation
 from response_cache.gateway.cached import Cached, Found
 from response_cache.gateway.choice import Route
 from response_cache.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
@@ -263,7 +263,7 @@ class Gateway:
     async def _respond(self, exchange: Exchange, client: Client, reading: Reading) -> None:
         """Forward a request of the responses API, to the engine that has the answer which it continues."""
         known = self._answered.find(client.tenant, reading.continues)
-        conversation = known or Conversation(reading.route.key, reading.session)
+        conversation = known or RoutedConversation(reading.route.key, reading.session)
         noted = partial(self._answered.add, client.tenant, conversation)
         route = reading.route if known is None else reading.route.continuing(conversation.affinity)
         await self._forward(exchange, client, reading.body, route, conversation.session, noted=noted)

@@ -233,7 +233,7 @@ def session_of(fields: Mapping[str, Any], headers: Headers) -> str | None:
     return next((name for name in names if name), None)
 
 
-class Names(NamedTuple):
+class FieldNames(NamedTuple):
     """Names of a conversation that a client has sent in fields which engines do not read, in hexadecimal digits.
 
     Attributes:
@@ -245,7 +245,7 @@ class Names(NamedTuple):
     conversation: str
 
 
-def names_in_other_fields(fields: Mapping[str, Any], headers: Headers) -> Names | None:
+def names_in_other_fields(fields: Mapping[str, Any], headers: Headers) -> FieldNames | None:
     """Return the names from the fields of other engines, APIs and clients; None if there is none.
 
     Many conversations may share a `prompt_cache_key`, and agents a session of Claude Code, so what they begin with
@@ -258,15 +258,15 @@ def names_in_other_fields(fields: Mapping[str, Any], headers: Headers) -> Names 
     conversation = next((name for name in names if name), None)
     if conversation is not None:
         name = digest("conversation", conversation).hex()
-        return Names(name, name)
+        return FieldNames(name, name)
     _, session = of_claude_code(text_at(fields, ("metadata", "user_id")))
     if session := first(headers, CLAUDE_SESSION) or session:
-        return Names(digest("session", session).hex(), digest("agent", session, beginning(fields)).hex())
+        return FieldNames(digest("session", session).hex(), digest("agent", session, beginning(fields)).hex())
     key = text_at(fields, ("prompt_cache_key",))
     if key is None:
         return None
     name = digest("key", key, beginning(fields)).hex()
-    return Names(name, name)
+    return FieldNames(name, name)
 
 
 def user_of(fields: Mapping[str, Any]) -> str | None:

@@ -72,7 +72,7 @@ class Body:
 
 
 @dataclass
-class Request:
+class EngineRequest:
     """A request to any engine.
 
     Attributes:
@@ -98,7 +98,7 @@ class BodyCut(httpx.WriteError):
     """An engine has closed the connection while it received a body: often because that is larger than it permits."""
 
 
-class Connection:
+class ConnectionTrace:
     """Notes, as a trace of httpcore, whether a request opened a connection, and whether its body was cut off."""
 
     def __init__(self) -> None:
@@ -150,11 +150,11 @@ class Upstream:
         Raises:
             GatewayError: no engine answered (502), or the request cannot be sent (400).
         """
-        request = Request(method, target, headers, Body(content))
+        request = EngineRequest(method, target, headers, Body(content))
         async with contextlib.AsyncExitStack() as stack:
             yield await self._first_answer(request, route, stack)
 
-    async def _first_answer(self, request: Request, route: Route, stack: contextlib.AsyncExitStack) -> httpx.Response:
+    async def _first_answer(self, request: EngineRequest, route: Route, stack: contextlib.AsyncExitStack) -> httpx.Response:
         """Return the first answer that is not a refusal, else the last refusal. Raises GatewayError."""
         engines = self._choice.ranked(route)
         refusal: httpx.Response | None = None
@@ -220,20 +220,25 @@ class Upstream:
             return refusal
         raise _no_answer(request, engines)
 
-    async def _send(self, request: Request, engine: Engine, patience_s: float | None) -> httpx.Response:
+    async def _send(self, request: EngineRequest, engine: Engine, patience_s: float | None) -> httpx.Response:
         """Send a request to an engine: on a kept connection, and again on a new one if that had been closed."""
         if request.body.at_hand and patience_s is None:
-            connection = Connection()
+            connection = ConnectionTrace()
             try:
                 return await self._send_by(self._kept, request, engine, connection, None)
             except (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError):
                 if connection.opened:
                     raise
                 self._count(engine, "stale")
-        return await self._send_by(self._fresh, request, engine, Connection(), patience_s)
+        return await self._send_by(self._fresh, request, engine, ConnectionTrace(), patience_s)
 
     async def _send_by(
-        self, http: httpx.AsyncClient, request: Request, engine: Engine, connection: Connection, patience_s: float | None
+        self,
+        http: httpx.AsyncClient,
+        request: EngineRequest,
+        engine: Engine,
+        connection: ConnectionTrace,
+        patience_s: float | None,
     ) -> httpx.Response:
         # The target is passed apart from the URL, in its original bytes, so that no part of it can become the host.
         message = http.build_request(
@@ -260,7 +265,7 @@ class Upstream:
         self._metrics.engine_requests.labels(engine.name, status).inc()
 
 
-def _may_send(request: Request, most: int) -> bool:
+def _may_send(request: EngineRequest, most: int) -> bool:
     """Return whether another engine may get a request, of at most ``most``."""
     return not request.body.begun and (request.body.at_hand or not request.sent) and len(set(request.sent)) < most
 
@@ -327,7 +332,7 @@ async def _kept(response: httpx.Response) -> httpx.Response:
     return httpx.Response(response.status_code, headers=headers, stream=httpx.ByteStream(body or b""))
 
 
-def _no_answer(request: Request, engines: Sequence[Engine]) -> GatewayError:
+def _no_answer(request: EngineRequest, engines: Sequence[Engine]) -> GatewayError:
     names = ", ".join(engine.name for engine in engines)
     if request.cut:
         return GatewayError(

@@ -30,8 +30,8 @@ from response_cache.semantic.threshold import (
     ALPHA,
     DELTA,
     UNERRING,
+    EvidenceProgress,
     JudgeError,
-    Progress,
     Threshold,
     affordable,
     look_due,
@@ -265,7 +265,7 @@ class Gate:
         self.evidence = evidence
         self._certify(opened)
 
-    def progress(self) -> Progress:
+    def progress(self) -> EvidenceProgress:
         """Return what the evidence lacks; nothing while the gate serves."""
         found = progress(self.evidence, self.bound, self._alpha, self._judge)
         return found if self.threshold is None else found._replace(lookups=0.0)

@@ -36,7 +36,7 @@ Embed = Callable[[Sequence[str]], Mapping[str, NDArray[Any]]]
 """Returns vectors of unit length."""
 
 
-class Question(NamedTuple):
+class WindowQuestion(NamedTuple):
     """A request of the window: digests of its context, its question and its normal form; empty text if it has no question."""
 
     time: float
@@ -59,7 +59,7 @@ class Repetition:
         self._exact: set[bytes] = set()
         self._forms: set[bytes] = set()
         self._questions = 0
-        self._latest: list[Question] = []
+        self._latest: list[WindowQuestion] = []
 
     def add(self, request: LoggedRequest) -> None:
         """Count a request."""
@@ -69,7 +69,7 @@ class Repetition:
         if len(self._latest) > LATEST:
             heapq.heappop(self._latest)
 
-    def _count(self, question: Question) -> None:
+    def _count(self, question: WindowQuestion) -> None:
         self.requests += 1
         if question.text:
             self._questions += 1
@@ -102,19 +102,21 @@ class Repetition:
         return {**found, "at": at}
 
 
-def _question(request: LoggedRequest, number: int) -> Question:
+def _question(request: LoggedRequest, number: int) -> WindowQuestion:
     last = request.messages[-1]
     text = last.text if last.is_user_turn and all(part.kind == "text" for part in last.parts) else ""
     form = normal_form(text) if len(text) <= LOOKED_UP else text
     context = _digest(request.scope, request.tools, request.messages[:-1], language_of(form[:LOOKED_UP]))
-    return Question(request.time, number, context, _digest(text), _digest(form), text[: LONGEST + 1] if text.strip() else "")
+    return WindowQuestion(
+        request.time, number, context, _digest(text), _digest(form), text[: LONGEST + 1] if text.strip() else ""
+    )
 
 
 def _digest(*parts: object) -> bytes:
     return sha256(repr(parts).encode("utf-8", "surrogatepass")).digest()[:12]
 
 
-def _window(latest: Sequence[Question]) -> list[Question]:
+def _window(latest: Sequence[WindowQuestion]) -> list[WindowQuestion]:
     """Return the end of a sequence, up to `EMBEDDED` questions with different normal forms."""
     forms: set[bytes] = set()
     for at in range(len(latest) - 1, -1, -1):
@@ -126,7 +128,7 @@ def _window(latest: Sequence[Question]) -> list[Question]:
     return list(latest)
 
 
-def _best(window: Iterable[Question], embed: Embed) -> list[float]:
+def _best(window: Iterable[WindowQuestion], embed: Embed) -> list[float]:
     """Return the similarity of each question that is new by its normal form to the nearest earlier one that no veto stops."""
     contexts: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
     for one in window:

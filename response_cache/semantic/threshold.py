@@ -112,7 +112,7 @@ class Threshold:
     share: float
 
 
-class Progress(NamedTuple):
+class EvidenceProgress(NamedTuple):
     """What evidence lacks until a look certifies something, at the share of wrong labels so far: 0 below `FIRST_LOOK` labels.
 
     Attributes:
@@ -172,11 +172,11 @@ def thresholds(
     return found
 
 
-def progress(evidence: Evidence, delta: float = DELTA, alpha: float = ALPHA, judge: JudgeError = UNERRING) -> Progress:
+def progress(evidence: Evidence, delta: float = DELTA, alpha: float = ALPHA, judge: JudgeError = UNERRING) -> EvidenceProgress:
     """Return what evidence lacks. It certifies nothing yet."""
     seen, part = _allowed(delta, alpha, judge, len(LOOKS))
     if seen <= 0:
-        return Progress(0.0, math.inf, 1.0, math.inf)
+        return EvidenceProgress(0.0, math.inf, 1.0, math.inf)
     counts, enough = evidence.counts(), _beginning(seen, part)
     wrong = labels = 0.0
     effect = 1.0
@@ -189,12 +189,12 @@ def progress(evidence: Evidence, delta: float = DELTA, alpha: float = ALPHA, jud
     most = _sufficient(wrong / labels if labels >= FIRST_LOOK else 0.0, enough, seen, part)
     of_label = labels / evidence.labels if evidence.labels else 1.0
     if most > LOOKS[-1] * of_label:
-        return Progress(labels, most, effect, math.inf)  # too many wrong labels, or the window is too short
+        return EvidenceProgress(labels, most, effect, math.inf)  # too many wrong labels, or the window is too short
     ever, look = evidence.labels_ever, evidence.totals["looks"]
     while _labels_at(look) < ever + (most - labels) / of_label:
         look += 1
     per_label = evidence.lookups / evidence.labels if evidence.labels else 1.0
-    return Progress(labels, most, effect, max(0.0, (_labels_at(look) - ever) * per_label))
+    return EvidenceProgress(labels, most, effect, max(0.0, (_labels_at(look) - ever) * per_label))
 
 
 def _sufficient(share: float, enough: float, seen: float, part: float) -> float:

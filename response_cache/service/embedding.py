@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from predictor_service.errors import ServiceError
 
 if TYPE_CHECKING:
-    from lpc.model.features import Features
+    from lpc.model.features import ModelInput
     from lpc.model.inference import Model
     from predictor_service.batching.batcher import Batcher
 
@@ -90,7 +90,7 @@ class ModelEmbedder(Embedder):
             self._known.popitem(last=False)
         return vector
 
-    async def _embedded(self, model: "Model", features: "Features", patience_s: float) -> bytes:
+    async def _embedded(self, model: "Model", features: "ModelInput", patience_s: float) -> bytes:
         deadline = asyncio.get_running_loop().time() + patience_s
         try:
             with self._batcher.queue.permit(patience_s):

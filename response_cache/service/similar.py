@@ -24,7 +24,7 @@ from response_cache.semantic.gate import Decision
 from response_cache.semantic.normal import alike
 from response_cache.semantic.ranking import NEAREST, Ranking, shortlist
 from response_cache.semantic.same_answer import equal_text
-from response_cache.semantic.threshold import Progress
+from response_cache.semantic.threshold import EvidenceProgress
 from response_cache.service.embedding import Embedder
 from response_cache.service.judging import Judging, Rules
 from response_cache.service.lookup import Lookup
@@ -260,7 +260,7 @@ class SimilarQuestions:
             tenant.share_soon()
         return True
 
-    async def in_force(self, scope: Scope, settings: ScopeSettings, tier: Tier) -> tuple[InForce, Progress | None]:
+    async def in_force(self, scope: Scope, settings: ScopeSettings, tier: Tier) -> tuple[InForce, EvidenceProgress | None]:
         """Return the state of a scope's tier, and the progress of the tenant that lacks the fewest look-ups; None if off."""
         if settings.mode_of(tier) == "off":
             return InForce(), None

@@ -14,7 +14,7 @@ from response_cache.service.metrics import CacheMetrics
 from response_cache.service.outcomes import SOURCES, Reason
 from response_cache.service.similar import SimilarQuestions
 from response_cache.store.days import Days
-from response_cache.store.frequent import Frequent, FrequentQuestions
+from response_cache.store.frequent import FrequentQuestion, FrequentQuestions
 from response_cache.store.scopes import Scopes, ScopeSettings
 from response_cache.store.store import Store
 
@@ -85,7 +85,7 @@ class Upkeep:
         except RedisFailed:
             return False, 0
 
-    async def yesterday(self, client: str, scope: str, tenant: str, most: int) -> Sequence[Frequent] | None:
+    async def yesterday(self, client: str, scope: str, tenant: str, most: int) -> Sequence[FrequentQuestion] | None:
         """Return a tenant's most frequent questions of yesterday; None if Redis did not respond."""
         if not self.scopes.of(scope).warm_up:
             return []

@@ -66,7 +66,7 @@ return 1
 """
 
 
-class Frequent(NamedTuple):
+class FrequentQuestion(NamedTuple):
     """A question: its look-ups, at most, and the body of its request."""
 
     lookups: int
@@ -97,7 +97,7 @@ class FrequentQuestions:
         limits = (QUESTIONS, STORED, life_s, LISTS)
         await self._redis.run(_COUNT, keys, layout.text(name), f"{layout.text(tenant)}:", sealed, *limits, owner)
 
-    async def yesterday(self, scope: Scope, tenant_name: str, most: int) -> list[Frequent]:
+    async def yesterday(self, scope: Scope, tenant_name: str, most: int) -> list[FrequentQuestion]:
         """Return a tenant's questions of yesterday, the most frequent first. Raises RedisFailed."""
         day, tenant = self._day() - 1, self._namer.tenant(scope, tenant_name)
         counts = self._counts(scope, tenant, day)
@@ -112,7 +112,7 @@ class FrequentQuestions:
                 body = self._keys.current.open(record or b"", _context(scope, tenant, EntryId(layout.name(name))))
             except (Unsealable, ValueError):
                 continue  # not stored, or no sidecar has written it
-            found.append(Frequent(int(min(count, 2**53)) if count > 0 else 0, body))
+            found.append(FrequentQuestion(int(min(count, 2**53)) if count > 0 else 0, body))
         return found
 
     async def erase(self, scope: Scope) -> None:

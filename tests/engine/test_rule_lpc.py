@@ -12,7 +12,7 @@ from eviction_client.policy.rules.lpc import LOG_ODDS_STEP
 from eviction_client.transport.messages import Prediction
 from lpc.model.probability import expit
 from lpc_apps.simulator.cache import BlockCache
-from lpc_apps.simulator.policies.lpc import Continuations, Lpc
+from lpc_apps.simulator.policies.lpc import Continuations, LpcPolicy
 from lpc_apps.simulator.policy import PolicySettings
 from lpc_apps.simulator.workload import Turn, Workload
 from testing.bare_scheduler import BLOCK, Engine
@@ -69,7 +69,7 @@ def in_the_simulator(asked: list[Asked], ends: list[float]) -> list[int]:
         for one in asked
     ]
     workload = Workload("asked", BLOCK, turns, False, 0.0, float("inf"))
-    cache: BlockCache[Any] = BlockCache(BLOCKS - 1, Lpc(BLOCKS - 1, workload, PolicySettings()))
+    cache: BlockCache[Any] = BlockCache(BLOCKS - 1, LpcPolicy(BLOCKS - 1, workload, PolicySettings()))
     evicted: list[int] = []
     for turn, now in zip(turns, ends, strict=True):
         cache.policy.arrive(turn, now)

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken
 
 from lpc.model.conversation import UserTurns
-from lpc.model.features import Features
+from lpc.model.features import ModelInput
 from lpc.model.inference import Model
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -115,7 +115,7 @@ async def test_short_inputs_overtake_long_ones_in_the_model(tiny_models: Path) -
     go, held = threading.Event(), []
 
     class Held(Model):
-        def run(self, batch: Sequence[Features]) -> list[float]:
+        def run(self, batch: Sequence[ModelInput]) -> list[float]:
             if max(len(features.input_ids) for features in batch) > SHORT_TOKENS:
                 held.append(len(batch))
                 assert go.wait(patiently())

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from lpc.model.features import Features
+from lpc.model.features import ModelInput
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from lpc.v1 import predictor_pb2 as pb
@@ -49,7 +49,7 @@ class Narrow(Model):
         super().__init__(folder, settings)
         self.ran: list[int] = []
 
-    def run(self, batch: list[Features]) -> list[float]:  # type: ignore[override]
+    def run(self, batch: list[ModelInput]) -> list[float]:  # type: ignore[override]
         """Run a batch of at most 40 tokens."""
         if len(batch) * max(len(features.input_ids) for features in batch) > 40:
             raise MemoryError("Failed to allocate memory")

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from eviction_client.transport.client import PredictorClient
-from lpc.model.features import Features
+from lpc.model.features import ModelInput
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from predictor_service.server import Parts, running
@@ -33,7 +33,7 @@ class SlowModel(Model):
 
     answered = 0
 
-    def run(self, batch: Sequence[Features]) -> list[float]:
+    def run(self, batch: Sequence[ModelInput]) -> list[float]:
         """As Model.run, after a while."""
         time.sleep(BATCH_S)
         self.answered += len(batch)

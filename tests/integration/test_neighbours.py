@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from lpc.model.conversation import UserTurns
-from lpc.model.features import FeatureEncoder, Features, FeatureSettings
+from lpc.model.features import FeatureEncoder, FeatureSettings, ModelInput
 from lpc.model.inference import graph_inputs
 from lpc.model.onnx_runtime import ort
 from lpc_apps.training.encoders import load_encoder, source_of
@@ -36,7 +36,7 @@ class Graph:
         self._session = ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
         self._features = FeatureEncoder(tokenizer, features or FeatureSettings())
 
-    def run(self, batch: Sequence[Features]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def run(self, batch: Sequence[ModelInput]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         probability, embedding = self._session.run(["probability", "embedding"], graph_inputs(batch))
         return probability, embedding
 

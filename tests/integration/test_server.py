@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lpc.errors import ArtifactError
 from lpc.model.conversation import UserTurns
-from lpc.model.features import Features
+from lpc.model.features import ModelInput
 from lpc.model.inference import Model
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -79,7 +79,7 @@ async def test_a_call_that_is_cancelled_leaves_the_queue(tiny_models: Path) -> N
     go.set()
 
     class Held(Model):
-        def run(self, batch: Sequence[Features]) -> list[float]:
+        def run(self, batch: Sequence[ModelInput]) -> list[float]:
             assert go.wait(patiently())
             return super().run(batch)
 

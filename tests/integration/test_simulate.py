@@ -21,7 +21,7 @@ from lpc_apps.simulator.amounts import SimulationError, about, parse_capacity
 from lpc_apps.simulator.conversations import load_sample
 from lpc_apps.simulator.describe import describe
 from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, sweep
+from lpc_apps.simulator.run import DEFAULT_POLICIES, SimulationRun, WorkloadSpec, build, sweep
 from lpc_apps.simulator.spread import Task, WorkerError, spread, spreading
 from lpc_apps.simulator.workload import from_trace
 from lpc_apps.simulator.workloads import WORKLOADS
@@ -91,7 +91,7 @@ def test_a_trace_is_replayed_into_table_picture_and_json(qwen: Path, tmp_path: P
 
 def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) -> None:
     spec = WorkloadSpec(trace=qwen, format="qwen")
-    runs = [Run(spec, name, size) for name in ("lru", "turn-ttl") for size in (0.03, 0.1)]
+    runs = [SimulationRun(spec, name, size) for name in ("lru", "turn-ttl") for size in (0.03, 0.1)]
     alone, together = (sweep(runs, jobs) for jobs in (1, 2))
     assert alone == together
     run.build_of_files.cache_clear()
@@ -421,7 +421,7 @@ needs_data = pytest.mark.skipif(
 @needs_data
 def test_the_mooncake_trace_gives_the_known_order_of_policies() -> None:
     names = ("lru", "lpc", "wa", "plugin", "plugin-sidecar", "oracle", "belady")
-    rows = sweep([Run(WorkloadSpec(trace=MOONCAKE), name, 0.02) for name in names])
+    rows = sweep([SimulationRun(WorkloadSpec(trace=MOONCAKE), name, 0.02) for name in names])
     rates = {row["policy"]: row["hit_rate"] for row in rows}
     assert rates["lru"] == pytest.approx(0.076, abs=0.006)
     assert rates["wa"] > 0.13

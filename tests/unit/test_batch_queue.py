@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpc.model.features import Features
+from lpc.model.features import ModelInput
 from lpc.model.inference import Model
 from predictor_service.batching.batch_queue import BatchQueue
 from predictor_service.batching.budget import TokenBudget
@@ -19,7 +19,7 @@ from predictor_service.errors import Overloaded
 def job(tokens: int, *, model: str = "m", deadline: float = math.inf) -> Job:
     # The queue only compares the models of jobs.
     made = Job(model=cast("Model", model), deadline=deadline)
-    made.features, made.future = Features([0] * tokens, (1.0,)), asyncio.Future(loop=LOOP)
+    made.features, made.future = ModelInput([0] * tokens, (1.0,)), asyncio.Future(loop=LOOP)
     return made
 
 

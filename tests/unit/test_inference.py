@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from lpc.model.features import Features
+from lpc.model.features import ModelInput
 from lpc.model.inference import Model
 from lpc.model.probability import logit
 from lpc.model.recalibration import Recalibration
@@ -27,11 +27,11 @@ class Runs:
         self.lengths: list[int] = []
         self.manifest = SimpleNamespace(version=VERSION)
 
-    def run(self, batch: Sequence[Features]) -> list[float]:
+    def run(self, batch: Sequence[ModelInput]) -> list[float]:
         self.lengths.append(len(batch))
         return [one.input_ids[0] / 100 for one in batch]
 
-    def run_with_embeddings(self, batch: Sequence[Features]) -> tuple[list[float], list[bytes]]:
+    def run_with_embeddings(self, batch: Sequence[ModelInput]) -> tuple[list[float], list[bytes]]:
         return self.run(batch), [bytes([one.input_ids[0]]) for one in batch]
 
 
@@ -55,7 +55,7 @@ def turn(number: int) -> WatchedTurn:
 
 def job(model: Runs, token: int, turn: WatchedTurn | None = None, *, embeds: bool = False) -> Job:
     made = Job(model=cast("Model", model), deadline=math.inf)
-    made.features, made.turn, made.embeds = Features([token], (1.0,)), turn, embeds
+    made.features, made.turn, made.embeds = ModelInput([token], (1.0,)), turn, embeds
     return made
 
 

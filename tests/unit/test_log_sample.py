@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from lpc_apps.logs.formats import open_trace
 from lpc_apps.logs.traces import Trace
 from lpc_apps.logs.traces.sample import Sample, every_for
-from lpc_apps.simulator.run import Run, WorkloadSpec, build, run_one
+from lpc_apps.simulator.run import SimulationRun, WorkloadSpec, build, run_one
 from lpc_cli.cli import app
 from tests.unit.test_chat_logs import user, written
 
@@ -101,8 +101,10 @@ def test_the_samples_of_all_keys_together_have_about_the_hit_rate_of_the_log(nam
     spec = WorkloadSpec(trace=log(tmp_path / "log", record), format=format)
     _, working_set = build(spec)
     capacity = working_set // 2
-    expected = run_one(Run(spec, "lru", capacity))
-    samples = [run_one(Run(WorkloadSpec(spec.trace, format, sample=2, seed=seed), "lru", capacity)) for seed in range(4)]
+    expected = run_one(SimulationRun(spec, "lru", capacity))
+    samples = [
+        run_one(SimulationRun(WorkloadSpec(spec.trace, format, sample=2, seed=seed), "lru", capacity)) for seed in range(4)
+    ]
     assert {row["capacity_tokens"] for row in samples} == {capacity}
     assert sum(row["hit_rate"] for row in samples) / 4 == pytest.approx(expected["hit_rate"], abs=0.1)
     assert sum(row["prefill_load"] for row in samples) / 4 == pytest.approx(expected["prefill_load"], rel=0.25)

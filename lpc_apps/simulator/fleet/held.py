@@ -9,14 +9,14 @@ from typing import Final, Literal
 
 from eviction_client.schedule.warm_first import OVERTAKE_S
 from lpc_apps.simulator.segments import Segment
-from lpc_apps.simulator.waiting import Fcfs, WarmFirst
+from lpc_apps.simulator.waiting import Fcfs, WarmFirstOrder
 from lpc_apps.simulator.workload import Turn, Workload
 
 RouterQueue = Literal["fcfs", "warm-first"]
 QUEUES: Final[tuple[RouterQueue, ...]] = ("fcfs", "warm-first")
 
 
-class Held:
+class HeldTurns:
     """The requests that a router holds for one engine.
 
     Args:
@@ -44,7 +44,7 @@ class Held:
         self._waiting = Fcfs()
         if order == "warm-first":
             # A router does not see how much of the cache running requests hold.
-            self._waiting = WarmFirst(missing, capacity, room=lambda: capacity, speed=speed, overtake_s=overtake_s)
+            self._waiting = WarmFirstOrder(missing, capacity, room=lambda: capacity, speed=speed, overtake_s=overtake_s)
 
     def __iter__(self) -> Iterator[Turn]:
         return iter(self._waiting)

@@ -29,7 +29,7 @@ from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.blocks import Piece
 from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.engine import Engine
-from lpc_apps.simulator.policies.lru import Lru
+from lpc_apps.simulator.policies.lru import LruPolicy
 from lpc_apps.simulator.policy import PolicySettings
 from lpc_apps.simulator.segments import Path
 from lpc_apps.simulator.workload import Turn, Workload
@@ -447,7 +447,7 @@ class OwnLru(Knowledge):
 
     def _empty(self, engine: int) -> BlockCache[Piece]:
         blocks = max(int(self._number * self._engines[engine].cache.capacity), 1)
-        return BlockCache(blocks, Lru(blocks, self._workload, PolicySettings()))
+        return BlockCache(blocks, LruPolicy(blocks, self._workload, PolicySettings()))
 
 
 Event = tuple[float, int, bool, Sequence[int]]

@@ -9,7 +9,7 @@ from typing import Any, Final
 from eviction_client.stores.base import EngineId
 from eviction_client.stores.memory import MemoryStore
 from lpc_apps.simulator.engine import FCFS, Engine, PolicyFactory
-from lpc_apps.simulator.fleet.held import Held, Repeated, RouterQueue
+from lpc_apps.simulator.fleet.held import HeldTurns, Repeated, RouterQueue
 from lpc_apps.simulator.fleet.knowledge import Knowledge, parse_knowledge
 from lpc_apps.simulator.fleet.routers import Router, parse_router
 from lpc_apps.simulator.replay import INTERVENE, PREFILLED, Replay
@@ -110,20 +110,16 @@ def simulate_fleet(
     return FleetRun(workload, capacity_tokens, policy, fleet, cost or Cost(), queueing).run()
 
 
-<<<<<<< HEAD
 @dataclass(eq=False)
 class _Door:
     """One of the routers: what it knows, how it chooses, and what it holds, by engine."""
 
     known: Knowledge
     router: Router
-    held: list[Held] = field(default_factory=list)
+    held: list[HeldTurns] = field(default_factory=list)
 
 
-class _Run:
-=======
 class FleetRun:
->>>>>>> h56
     """One run."""
 
     def __init__(
@@ -183,14 +179,14 @@ class FleetRun:
         self._results.append((number, engine.result))
         return engine
 
-    def _hold(self, door: _Door, number: int) -> Held:
+    def _hold(self, door: _Door, number: int) -> HeldTurns:
         """Return an empty queue of a router for an engine."""
 
         def missing(turn: Turn) -> int:
             return door.known.missing(number, turn, self._replay.now)
 
         order: RouterQueue = self._fleet.queue or "fcfs"
-        return Held(order, missing, self._capacity, speed=1 / self._cost.prompt_token_s, ahead=self._fleet.ahead)
+        return HeldTurns(order, missing, self._capacity, speed=1 / self._cost.prompt_token_s, ahead=self._fleet.ahead)
 
     def _new_router(self, up: list[int]) -> tuple[Knowledge, Router]:
         """Return a router that knows only which engines are up."""

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Final, TypeVar
 
 from lpc_apps.simulator.blocks import Piece
-from lpc_apps.simulator.policy import Chunk, KeyedPolicy, Policy, PolicySettings, register
+from lpc_apps.simulator.policy import Chunk, EvictionPolicy, KeyedPolicy, PolicySettings, register
 from lpc_apps.simulator.segments import Segment
 from lpc_apps.simulator.workload import Turn, Workload
 
@@ -31,7 +31,7 @@ class UsedPiece(Piece):
         """The policy's number for the piece besides its uses."""
 
 
-class Ghosts:
+class GhostList:
     """Content ids of evicted blocks with a number each, the oldest first; at most ``most``."""
 
     def __init__(self, most: int) -> None:
@@ -152,7 +152,7 @@ class Gdsf(KeyedPolicy[UsedPiece]):
 
 
 @register
-class Mq(Policy[UsedPiece]):
+class MqPolicy(EvictionPolicy[UsedPiece]):
     """Multi-Queue: LRU queues by the logarithm of the number of uses; a block sinks by one queue per unused lifetime.
 
     The paper measures the lifetime. Here it is a number of tokens, so that it does not depend on the block size: 10,000 blocks
@@ -176,7 +176,7 @@ class Mq(Policy[UsedPiece]):
         super().__init__(capacity, workload, settings)
         self._queues: list[OrderedDict[int, tuple[UsedPiece, float]]] = [OrderedDict() for _ in range(self.QUEUES)]
         """Free pieces by id, and the reference at which each sinks."""
-        self._uses = Ghosts(self.REMEMBERED * capacity)
+        self._uses = GhostList(self.REMEMBERED * capacity)
         self._references = 0
         self._lifetime = self.LIFETIME_TOKENS / workload.block_tokens
 
@@ -219,7 +219,7 @@ class Mq(Policy[UsedPiece]):
 
 
 @register
-class Arc(Policy[UsedPiece]):
+class Arc(EvictionPolicy[UsedPiece]):
     """Adaptive Replacement Cache: blocks used once and blocks used again are two LRU lists, whose shares adapt."""
 
     name = "arc"
@@ -237,7 +237,7 @@ class Arc(Policy[UsedPiece]):
         """Free pieces by id: T1 and T2."""
         self._sizes = [0, 0]
         """Cached blocks of T1 and T2, also those in use."""
-        self._ghosts = Ghosts(2 * capacity), Ghosts(2 * capacity)
+        self._ghosts = GhostList(2 * capacity), GhostList(2 * capacity)
         """B1 and B2."""
         self._share = 0.0
         """Target size of T1: p."""
@@ -303,7 +303,7 @@ class Arc(Policy[UsedPiece]):
 
 
 @register
-class S3Fifo(Policy[UsedPiece]):
+class S3Fifo(EvictionPolicy[UsedPiece]):
     """Three FIFO queues: small, main, ghost. Blocks that are not used again while they are in the small one leave early."""
 
     name = "s3-fifo"
@@ -326,7 +326,7 @@ class S3Fifo(Policy[UsedPiece]):
         """Queue and place of free pieces by id."""
         self._sizes = [0, 0]
         self._places = 0
-        self._ghost = Ghosts(capacity - int(self.SMALL_SHARE * capacity))
+        self._ghost = GhostList(capacity - int(self.SMALL_SHARE * capacity))
         self._pushed: set[int] = set()
         """Places that have an entry."""
         self._queue_of: dict[UsedPiece, tuple[int, int]] = {}

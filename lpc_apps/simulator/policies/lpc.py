@@ -88,7 +88,7 @@ class ScoredPiece(Piece):
 
 
 @register
-class Lpc(KeyedPolicy[ScoredPiece]):
+class LpcPolicy(KeyedPolicy[ScoredPiece]):
     """The paper's policy with a predictor's probabilities, or with shares by turn number if a log has no text."""
 
     name = "lpc"

@@ -4,12 +4,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from lpc_apps.simulator.blocks import Piece
-from lpc_apps.simulator.policy import Policy, PolicySettings, register
+from lpc_apps.simulator.policy import EvictionPolicy, PolicySettings, register
 from lpc_apps.simulator.workload import Turn, Workload
 
 
 @register
-class Lru(Policy[Piece]):
+class LruPolicy(EvictionPolicy[Piece]):
     """Least recently used."""
 
     name = "lru"

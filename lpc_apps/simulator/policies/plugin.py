@@ -19,14 +19,14 @@ from lpc.model.probability import logit
 from lpc.model.returns.groups import CurveGroups
 from lpc_apps.simulator.blocks import EDGE, Piece
 from lpc_apps.simulator.ghosts import Samples, SegmentGhostCache
-from lpc_apps.simulator.policy import Policy, PolicySettings, register
+from lpc_apps.simulator.policy import EvictionPolicy, PolicySettings, register
 from lpc_apps.simulator.segments import Path, Segment
 from lpc_apps.simulator.sidecar import curves_of
 from lpc_apps.simulator.workload import Turn, Workload
 
 
 @register
-class Plugin(Policy[Piece]):
+class PluginPolicy(EvictionPolicy[Piece]):
     """The plug-in without a sidecar."""
 
     name = "plugin"
@@ -160,7 +160,7 @@ class Plugin(Policy[Piece]):
 
 
 @register
-class PluginSidecar(Plugin):
+class PluginSidecar(PluginPolicy):
     """The plug-in with the sidecar's groups, their curves, and its continuation probabilities."""
 
     name = "plugin-sidecar"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lpc_apps.simulator.blocks import Piece
-from lpc_apps.simulator.policy import Policy, PolicySettings, register
+from lpc_apps.simulator.policy import EvictionPolicy, PolicySettings, register
 from lpc_apps.simulator.workload import Turn, Workload
 
 
@@ -17,7 +17,7 @@ class PrioritizedPiece(Piece):
 
 
 @register
-class TurnTtl(Policy[PrioritizedPiece]):
+class TurnTtl(EvictionPolicy[PrioritizedPiece]):
     """Priorities 0 to 100 with a duration, as in TensorRT-LLM: lowest priority first, LRU among equals.
 
     After its duration a block gets the default priority, as most recently used. The latest request's priority replaces the

@@ -33,7 +33,7 @@ from typing import Final
 from lpc.model.curve import EDGES, HORIZON_S, INTERVALS, interval_of
 from lpc.model.exponential import expected_counts, fit_counts, log_value
 from lpc_apps.simulator.blocks import Piece
-from lpc_apps.simulator.policy import Chunk, Policy, PolicySettings, give_up_first, register
+from lpc_apps.simulator.policy import Chunk, EvictionPolicy, PolicySettings, give_up_first, register
 from lpc_apps.simulator.segments import Segment
 from lpc_apps.simulator.workload import Turn, Workload
 
@@ -192,7 +192,7 @@ class ReuseTimes:
 
 
 @register
-class WorkloadAware(Policy[AgingPiece]):
+class WorkloadAware(EvictionPolicy[AgingPiece]):
     """Evicts by an exponential law of the reuse time per class."""
 
     name = "wa"

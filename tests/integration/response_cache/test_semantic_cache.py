@@ -10,7 +10,7 @@ import pytest
 
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
-from lpc.model.features import Features
+from lpc.model.features import ModelInput
 from lpc.model.inference import Model
 from lpc.v1 import predictor_pb2 as predictor
 from lpc.v1 import predictor_pb2_grpc as predictor_rpc
@@ -261,11 +261,11 @@ class Counting(Model):
 
     ran = 0
 
-    def run(self, batch: Sequence[Features]) -> list[float]:
+    def run(self, batch: Sequence[ModelInput]) -> list[float]:
         Counting.ran += len(batch)
         return super().run(batch)
 
-    def run_with_embeddings(self, batch: Sequence[Features]) -> tuple[list[float], list[bytes]]:
+    def run_with_embeddings(self, batch: Sequence[ModelInput]) -> tuple[list[float], list[bytes]]:
         Counting.ran += len(batch)
         return super().run_with_embeddings(batch)
 

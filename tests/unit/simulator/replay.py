@@ -6,7 +6,7 @@ from typing import Any
 
 from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
-from lpc_apps.simulator.policy import Policy
+from lpc_apps.simulator.policy import EvictionPolicy
 from lpc_apps.simulator.workload import Cost, Turn, Workload
 
 BLOCK_TOKENS = 16
@@ -18,7 +18,7 @@ def workload(turns: Iterable[Turn] = (), *, closed: bool = False, block_tokens: 
 
 def make(
     policy: str, capacity: int, block_tokens: int = BLOCK_TOKENS, cost: Cost | None = None, *, closed: bool = False
-) -> Policy[Any]:
+) -> EvictionPolicy[Any]:
     made = workload(closed=closed, block_tokens=block_tokens)
     return REGISTRY[policy](capacity, made, PolicySettings(cost=cost or Cost()))
 

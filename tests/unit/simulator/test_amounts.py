@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lpc_apps.simulator.amounts import SimulationError, memory
-from lpc_apps.simulator.run import Run, WorkloadSpec, run_one
+from lpc_apps.simulator.run import SimulationRun, WorkloadSpec, run_one
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,6 @@ def test_a_share_of_a_small_log_without_a_block_is_told_as_a_share(tmp_path: Pat
     with pytest.raises(
         SimulationError, match=r"of 10 tokens, 1% of the 1,024 tokens of this log, leaves no block .* more of the log"
     ):
-        run_one(Run(spec, "lru", 0.01))
+        run_one(SimulationRun(spec, "lru", 0.01))
     with pytest.raises(SimulationError, match=r"of 10 tokens leaves no block of 512 tokens: choose a larger one$"):
-        run_one(Run(spec, "lru", 10))
+        run_one(SimulationRun(spec, "lru", 10))

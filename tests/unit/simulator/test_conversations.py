@@ -26,7 +26,7 @@ from lpc_apps.simulator.conversations import (
     load_sample,
     save_sample,
 )
-from lpc_apps.simulator.run import Run, WorkloadSpec, build, run_one
+from lpc_apps.simulator.run import SimulationRun, WorkloadSpec, build, run_one
 from lpc_apps.simulator.sessions import chain
 
 CANARY = "canaryzebra"
@@ -273,14 +273,14 @@ def test_blocks_behind_each_other_are_a_sequence() -> None:
 
 
 def test_the_bundled_sample_is_drawn_as_ever() -> None:
-    row = run_one(Run(WorkloadSpec(), "lru", 80_000))
+    row = run_one(SimulationRun(WorkloadSpec(), "lru", 80_000))
     assert (row["workload"], row["requests"], row["hit_rate"]) == ("sharegpt", 1975, 0.13855949651095276)
 
 
 def test_a_file_is_a_workload_of_its_own_name_and_seed(tmp_path: Path) -> None:
     path = written(tmp_path / "c.jsonl", *({"messages": own(text)} for text in ("red", "green", "blue")))
     specs = [WorkloadSpec(trace=path, format="conversations", active=20, seed=seed) for seed in (1, 1, 2)]
-    rows = [run_one(Run(spec, "lru", 0.5)) for spec in specs]
+    rows = [run_one(SimulationRun(spec, "lru", 0.5)) for spec in specs]
     assert rows[0] == rows[1] != rows[2]
     assert rows[0]["workload"] == "c.jsonl"
     assert rows[0]["log"]["conversations"] == 3

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lpc_apps.logs.formats import open_trace
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
-from lpc_apps.simulator.run import Run, WorkloadSpec, build, run_one
+from lpc_apps.simulator.run import SimulationRun, WorkloadSpec, build, run_one
 from lpc_apps.simulator.segments import Paths
 from lpc_apps.simulator.sessions import PAUSE_S, ROUND, closed_loop
 from lpc_apps.simulator.sidecar import block_hash
@@ -126,13 +126,13 @@ def test_every_log_replays_under_every_policy(tmp_path: Path, format: str, promp
     spec = WorkloadSpec(LOGS[format](tmp_path, prompts), format, active=1, think_time=300.0)
     _chained(spec)
     for policy in REGISTRY:
-        row = run_one(Run(spec, policy, 256, Queueing(keep=keep, in_turn=keep)))
+        row = run_one(SimulationRun(spec, policy, 256, Queueing(keep=keep, in_turn=keep)))
         assert 0.0 <= row["whole_hit_rate"] < 1.0
 
 
 def test_conversations_that_share_their_system_prompt_with_the_first_one_replay(tmp_path: Path) -> None:
     path = _conversations(tmp_path, [[0, 1], [0, 2], [0, 1, 2]])
-    row = run_one(Run(WorkloadSpec(path, "conversations", active=4), "plugin", 4_096))
+    row = run_one(SimulationRun(WorkloadSpec(path, "conversations", active=4), "plugin", 4_096))
     assert row["sources"]["shared"] > 0
 
 

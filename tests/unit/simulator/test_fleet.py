@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.fleet import run as fleet_run
-from lpc_apps.simulator.fleet.held import Held, Repeated, RouterQueue
+from lpc_apps.simulator.fleet.held import HeldTurns, Repeated, RouterQueue
 from lpc_apps.simulator.fleet.knowledge import KNOWLEDGE, Gateway
 from lpc_apps.simulator.fleet.run import Fleet, FleetResult, copies, simulate_fleet
 from lpc_apps.simulator.fleet.verdict import fleet_verdict
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
-from lpc_apps.simulator.run import Run, WorkloadSpec, run_one
+from lpc_apps.simulator.run import SimulationRun, WorkloadSpec, run_one
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Cost, Turn, Workload
 from lpc_apps.simulator.workloads.few_shot import few_shot
@@ -94,7 +94,7 @@ def test_a_fleet_of_one_serves_what_one_engine_serves(
 
 @pytest.mark.parametrize("in_turn", [False, True])
 def test_a_fleet_of_one_serves_a_workload_by_the_clock_as_one_engine_does(in_turn: bool) -> None:
-    run = Run(WorkloadSpec(workload="chat-lognormal"), "lru", 0.05, queueing=Queueing(in_turn=in_turn))
+    run = SimulationRun(WorkloadSpec(workload="chat-lognormal"), "lru", 0.05, queueing=Queueing(in_turn=in_turn))
     one = run_one(run)
     fleet = run_one(replace(run, fleet=Fleet(1, "cost:4")))
     assert one["requests"] > 1000
@@ -188,7 +188,7 @@ def test_held_requests_are_handed_on_one_by_one_and_warm_ones_first() -> None:
         ("warm-first", [cold[0], warm, cold[1]]),
     )
     for order, expected in orders:
-        held = Held(order, missing.__getitem__, 2000, speed=1000.0)
+        held = HeldTurns(order, missing.__getitem__, 2000, speed=1000.0)
         held.note(2000, 2000)  # the engine computes again what it had
         handed = []
         for turn in (cold[0], cold[1], warm):
@@ -216,7 +216,7 @@ def test_warm_first_in_the_router_serves_what_it_serves_in_the_engine() -> None:
     def figures(fleet: Fleet, queueing: Queueing | None = None) -> dict[str, Any]:
         spec = WorkloadSpec(workload="cliff", sessions=60, requests=1000)
         settings = PolicySettings(cost=Cost(5000.0))
-        return run_one(Run(spec, "lru", 200_000, queueing=queueing or Queueing(), settings=settings, fleet=fleet))
+        return run_one(SimulationRun(spec, "lru", 200_000, queueing=queueing or Queueing(), settings=settings, fleet=fleet))
 
     stock = figures(Fleet(2, "session-hash"))
     in_engines = figures(Fleet(2, "session-hash"), Queueing("warm-first"))
@@ -270,11 +270,11 @@ def test_copies_are_blocks_beyond_the_first_of_each() -> None:
 def test_a_bound_of_one_engine_and_failures_without_a_queue_are_refused() -> None:
     spec = WorkloadSpec(workload="chat-lognormal")
     with pytest.raises(SimulationError, match="belady is a bound of one engine: leave it out of --policies"):
-        run_one(Run(spec, "belady", 0.05, fleet=Fleet(2, "round-robin")))
+        run_one(SimulationRun(spec, "belady", 0.05, fleet=Fleet(2, "round-robin")))
     with pytest.raises(SimulationError, match="add --closed or --in-turn to --router-queue"):
-        run_one(Run(spec, "lru", 0.05, fleet=Fleet(2, "round-robin", queue="fcfs")))
+        run_one(SimulationRun(spec, "lru", 0.05, fleet=Fleet(2, "round-robin", queue="fcfs")))
     with pytest.raises(SimulationError, match="add --closed or --in-turn to --engine-down"):
-        run_one(Run(spec, "lru", 0.05, fleet=Fleet(2, "round-robin", down=(1.0, 2.0))))
+        run_one(SimulationRun(spec, "lru", 0.05, fleet=Fleet(2, "round-robin", down=(1.0, 2.0))))
 
 
 @pytest.mark.parametrize("router", ["round-robin", "session-hash"])

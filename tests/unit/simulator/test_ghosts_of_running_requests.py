@@ -10,7 +10,7 @@ from eviction_client.policy.policy import Policy
 from eviction_client.policy.request import TrackedRequest
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies import PolicySettings
-from lpc_apps.simulator.policies.plugin import Plugin
+from lpc_apps.simulator.policies.plugin import PluginPolicy
 from lpc_apps.simulator.workloads import WORKLOADS
 from tests.clock import Clock
 from tests.reachable import names_in
@@ -91,10 +91,10 @@ def test_in_a_small_busy_cache_a_rules_gain_is_about_that_of_its_ghost() -> None
     capacity = round(0.03 * workload.working_set_tokens())
     rates = {}
     for rule in ("lru", "own"):
-        made: list[Plugin] = []
+        made: list[PluginPolicy] = []
 
-        def policy(blocks: int, rule: str = rule, made: list[Plugin] = made) -> Plugin:
-            made.append(Plugin(blocks, workload, PolicySettings(rule=rule)))
+        def policy(blocks: int, rule: str = rule, made: list[PluginPolicy] = made) -> PluginPolicy:
+            made.append(PluginPolicy(blocks, workload, PolicySettings(rule=rule)))
             return made[-1]
 
         result = simulate(workload, capacity, policy)

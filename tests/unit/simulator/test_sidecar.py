@@ -9,7 +9,7 @@ from lpc.model.returns.facts import Facts
 from lpc.model.returns.hazards import AGES
 from lpc.model.returns.memory import WatchedTurn
 from lpc_apps.simulator.engine import simulate
-from lpc_apps.simulator.policies.lru import Lru
+from lpc_apps.simulator.policies.lru import LruPolicy
 from lpc_apps.simulator.policy import PolicySettings
 from lpc_apps.simulator.sidecar import block_hash, curves_of, take_in
 from lpc_apps.simulator.workload import Turn, Workload
@@ -51,7 +51,7 @@ def test_curves_learnt_once_are_those_learnt_in_a_run(chats: Workload) -> None:
     online = OnlineReturns()
     afresh: dict[Turn, np.ndarray] = {}
 
-    class Asking(Lru):
+    class Asking(LruPolicy):
         def arrive(self, turn: Turn, now: float) -> None:
             curve = take_in(online, turn, now)
             if curve is not None:
