@@ -41,7 +41,7 @@ Sums = Mapping[tuple[str, ...], float]
 
 def fleet_of(sums: Sums) -> dict[str, Any] | None:
     """Return the figures of a fleet; None: no gateway has counted anything."""
-    if not any(key[0].startswith("lpc_gateway_") for key in sums):
+    if not any(value for key, value in sums.items() if key[0] in LABELS):
         return None
 
     def by(name: str, labels: Iterable[str]) -> dict[str, float]:

@@ -64,6 +64,7 @@ LARGEST: Final = frozenset({"lpc_hit_tokens"})
 """Gauges of which the largest of all engines counts."""
 SMALLEST: Final = fleet_report.SMALLEST
 """Gauges of which the smallest of all gateways counts, each the mean over time."""
+NO_PROMPT: Final = "no engine with the plug-in has counted a prompt in this time"
 ADVICE: Final = {
     "cached": "",
     "evicted": "see below whether a larger cache or another rule would have kept it",
@@ -210,15 +211,11 @@ def report(
         if counted.ignored:
             note(f"{counted.ignored} series cannot be read and are ignored, first: {counted.first_ignored}")
         fleet = fleet_of(counted.sums)
-        try:
-            figures = figures_of(counted.sums)
-        except ReportError:
-            if fleet is None:
-                raise
-            note("no engine with the plug-in has counted a prompt in this time: the report is of the fleet alone")
-            figures = {"prompt_tokens": 0}
-        else:
+        figures = figures_of(counted.sums, may_be_empty=fleet is not None)
+        if figures["prompt_tokens"]:
             show(figures)
+        else:
+            note(f"{NO_PROMPT}: the report is of the fleet alone")
         if fleet is not None:
             show_fleet(console(), fleet)
         return figures | {"fleet": fleet, "ignored_series": counted.ignored, "warnings": list(counted.warnings)}
@@ -321,12 +318,12 @@ def metrics_of(address: Address) -> Address:
     return address if address.path.endswith("/metrics") else address.with_path(address.path + "/metrics")
 
 
-def figures_of(sums: Sums) -> dict[str, Any]:
-    """Return the report's figures. Raises ReportError: nothing was counted."""
+def figures_of(sums: Sums, *, may_be_empty: bool = False) -> dict[str, Any]:
+    """Return the report's figures. Raises ReportError: nothing was counted, unless it may be empty."""
     tokens = {source: round(sums.get(("lpc_prompt_tokens_total", source), 0.0)) for source in SOURCES}
     asked = sum(tokens.values())
-    if not asked:
-        raise ReportError("no engine with the plug-in has counted a prompt in this time")
+    if not asked and not may_be_empty:
+        raise ReportError(NO_PROMPT)
     computed = sums.get(("vllm:request_prefill_kv_computed_tokens_sum",), 0.0)
     per_token = sums.get(("vllm:request_prefill_time_seconds_sum",), 0.0) / computed if computed >= 1 else None
     evicted = sums.get(("lpc_evicted_blocks_total", "all"), 0.0)
@@ -356,7 +353,7 @@ def figures_of(sums: Sums) -> dict[str, Any]:
         "by_source": {
             source: {
                 "tokens": number,
-                "share": number / asked,
+                "share": number / max(asked, 1),
                 "prefill_s": None if per_token is None or source == "cached" else number * per_token,
             }
             for source, number in tokens.items()
