@@ -40,8 +40,8 @@ Sums = Mapping[tuple[str, ...], float]
 
 
 def fleet_of(sums: Sums) -> dict[str, Any] | None:
-    """Return the figures of a fleet; None: no gateway has counted anything."""
-    if not any(value for key, value in sums.items() if key[0] in LABELS):
+    """Return the figures of a fleet; None: there is no metric of a gateway."""
+    if not any(key[0] in LABELS for key in sums):
         return None
 
     def by(name: str, labels: Iterable[str]) -> dict[str, float]:
