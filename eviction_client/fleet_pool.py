@@ -32,7 +32,7 @@ class FleetPool(Generic[H]):
     """Retain-until times of one engine and of the others. The background calls all methods but :meth:`class_of`.
 
     Args:
-        store: of the times until which engines retain shared blocks.
+        store: the times until which engines retain shared blocks.
         engine: name of this engine, which no other one of the fleet has.
         ordered: returns whether a rule other than LRU orders the blocks.
 
@@ -49,7 +49,7 @@ class FleetPool(Generic[H]):
         self._engine = engine
         self._ordered = ordered
         self._retain_s: Sequence[float] = ()
-        """By class of the queue; empty: 0 for all."""
+        """Retain seconds by class of the queue; empty: 0 for all."""
         self._by_retain: Sequence[tuple[float, int]] = ()
         self._lately: deque[H] = deque(maxlen=MAX_ASKED)
         self._to_ask = False

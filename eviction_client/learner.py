@@ -39,8 +39,8 @@ class Learner:
         capacity: blocks of the engine's cache.
         block_tokens, hits: see :class:`eviction_client.plugin.Plugin`.
         predictor: has the sidecar's curves.
-        pool: of the fleet; None: no pooling.
-        owners: of blocks, for hints; None: hints are off.
+        pool: the fleet's pool; None: no pooling.
+        owners: owners of blocks, for hints; None: hints are off.
         now: returns the time, seconds since the epoch; monotonic.
         failed: called with exceptions that the engine does not see.
         background: starts the learning thread.

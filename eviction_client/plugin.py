@@ -55,14 +55,14 @@ class Plugin:
         block_tokens: tokens of a block, as the engine hashes them.
         hits: where the engine's hits end; None: at each block.
         predictor: called at admission; closed with the plug-in.
-        store: of the times until which engines retain shared blocks; None: no pooling. Closed with the plug-in.
+        store: the times until which engines retain shared blocks; None: no pooling. Closed with the plug-in.
         clock: seconds since the epoch; None: the system's, see :class:`MonotoneClock`.
         background: starts the learning thread.
 
     Attributes:
         requests: the started requests by id. Only the scheduler's thread uses it.
         learner: the background.
-        pool: of the fleet; None: no pooling.
+        pool: the fleet's pool; None: no pooling.
         misses: sources of prompt tokens.
         ended: requests by origin of their group: a prediction, no answer in time, or aborted.
         hinted: finished requests by hint: ``retain``, ``done``, or ``off`` if the settings disable hints.
@@ -181,7 +181,7 @@ class Plugin:
             reply_end: equal for replies with the same end; see :class:`eviction_client.policy.frequent.Frequent`.
             session: digest of the conversation's name, the same in all engines, if known.
             token_ids: the prompt, which must not change afterwards; empty for a prompt of embeddings.
-            prompt_tokens: of the prompt; None: as many as ``token_ids``.
+            prompt_tokens: number of tokens in the prompt; None: as many as ``token_ids``.
             some_layers, reads_cache: see :class:`TrackedRequest`.
             tenant: digest of the cache salt; empty without one.
         """

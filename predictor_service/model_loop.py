@@ -39,7 +39,7 @@ async def run_model(
 
     Args:
         settings: where the model is, and where it runs.
-        metrics: of the process.
+        metrics: metrics of the process.
         stack: closes the loop.
         load: loads a model from a version's folder.
         max_batch_items: largest number of conversations in a batch.

@@ -116,7 +116,7 @@ class Tenant(NamedTuple):
     """Counters of one cache salt.
 
     Attributes:
-        tokens: of prompts by source.
+        tokens: prompt tokens by source.
         sampled: blocks of prompts: ``asked``, and the hits of the ghost cache of each rule.
     """
 
@@ -129,12 +129,12 @@ class Misses:
 
     Args:
         capacity: blocks of the engine's cache.
-        block_tokens: of a block.
+        block_tokens: tokens of a block.
         every: one block in this many is sampled.
         hits: where the engine's hits end; None: at each block.
 
     Attributes:
-        tokens: by source.
+        tokens: prompt tokens by source.
         hits: where the engine's hits end.
         unused: evicted tokens by the time since their last use; see `UNUSED`.
         changed: tokens of ``changed`` by how the prompt was changed (`CHANGES`), and by position; see `CHANGED_FROM`.
@@ -142,7 +142,7 @@ class Misses:
         reset_at: time at which the engine last emptied its cache, seconds on the clock of uses.
         hit_by_one: tokens that only the ENGINE hit, and that only LRU would have hit in its place.
         sizes: what LRU caches of other sizes would miss.
-        tenants: by digest of the cache salt, at most MOST_TENANTS and OTHERS.
+        tenants: counts by digest of the cache salt, at most MOST_TENANTS and OTHERS.
         repeated_prefill: share of the lately computed prompt tokens that the cache had before; any thread may read it.
     """
 
@@ -182,7 +182,7 @@ class Misses:
         """Count the prompt of a finished request, as the background found it when the request started.
 
         Args:
-            ghosts: by rule, before they use the request.
+            ghosts: the ghost caches, before they use the request.
             elsewhere: blocks that other conversations of the fleet hold.
             in_use: blocks that requests hold, on average.
         """

@@ -28,7 +28,7 @@ class PartBlocks:
 
     Args:
         unit_tokens: tokens of which a hit has a multiple.
-        block_tokens: of a block; a divisor of ``unit_tokens``.
+        block_tokens: tokens of a block; a divisor of ``unit_tokens``.
         lookahead: tokens after a block that its hash covers.
     """
 

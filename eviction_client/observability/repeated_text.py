@@ -56,7 +56,7 @@ class RepeatedText:
     """Anchors and blocks of prompts. Not thread-safe; for the background.
 
     Args:
-        block_tokens: of a block.
+        block_tokens: tokens of a block.
     """
 
     def __init__(self, block_tokens: int) -> None:

@@ -27,7 +27,7 @@ class RuleLog:
     """One line, at INFO, when the guard has chosen another rule; at most one in EVERY_S. Not thread-safe.
 
     Args:
-        rule: in force at the start.
+        rule: rule in force at the start.
         shadow: a dry run, in which the choice orders nothing.
     """
 

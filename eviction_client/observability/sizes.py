@@ -43,13 +43,13 @@ class CacheSizes:
         self._capacity = capacity
         self._every = every
         self._parts: list[OrderedDict[BlockHash, None]] = [OrderedDict() for _ in SIZES]
-        """Of each size what the next smaller cache does not hold. Least recently used first, of a chain the tail first."""
+        """Blocks of each size's cache that the next smaller one lacks. Least recently used first, the tail of a chain first."""
 
     def observe(self, blocks: Sequence[BlockHash], prompt_blocks: int, in_use: float) -> None:
         """Count a finished request, and use its blocks.
 
         Args:
-            blocks: of the whole chain.
+            blocks: blocks of the whole chain.
             prompt_blocks: number of those of the prompt.
             in_use: blocks of the engine's cache that requests hold, on average.
         """

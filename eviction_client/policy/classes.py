@@ -19,7 +19,7 @@ class Classes:
 
     Attributes:
         keys: features by number; ``numbers``: by features, which may be a plain tuple.
-        used: by number, when a request last needed the class.
+        used: time by number when a request last needed the class.
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ class Classifier:
     """Makes a class of the features of each part of a request's blocks.
 
     Args:
-        tables: of the rules; a new class gets its tables at once.
+        tables: the rules' tables; a new class gets its tables at once.
         continuation: log-odds of classes.
         combined: numbers of the classes that combine the features of all rules but `lpc`.
     """
@@ -36,7 +36,7 @@ class Classifier:
         """Return the features of the blocks that a request used for the first time. In the thread of the queue.
 
         Args:
-            new_tokens: at the end of its prompt.
+            new_tokens: tokens at the end of its prompt that were new.
             turn: its turn group.
             reply_end, group, log_odds: see :meth:`eviction_client.policy.policy.Policy.finished`.
         """

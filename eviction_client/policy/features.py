@@ -44,7 +44,7 @@ class Features(NamedTuple):
         turn: turn group of the request, as the cache recognises it.
         reply_end: kind of its reply's end.
         tenant: number of its tenant.
-        level: by the number of the blocks' uses, this one included.
+        level: level by the number of the blocks' uses, this one included.
         group: the sidecar's group of the request; 0: none, or old blocks. These are not split by it: that triples the number of
             classes, and changes hits on Mooncake and Chatbot Arena by 0.1 points.
         odds: group of the log-odds of the continuation probability now, the highest of the conversations that hold the blocks.

@@ -142,10 +142,10 @@ def _shrunk(
     """Return the hazards of classes: those of their parents, times the multipliers of some features, with the own counts.
 
     Args:
-        parents: by class and interval, the logarithm of the share of blocks that go on waiting. It is emptied.
+        parents: logarithm, by class and interval, of the share of blocks that go on waiting. It is emptied.
         features: returns the features of a class; None: no multiplier.
         one: reuses that a multiplier of 1 counts as.
-        weight: of a class's parent, in blocks at risk per interval.
+        weight: weight of a class's parent, in blocks at risk per interval.
     """
     found = dict.fromkeys(counts, 1.0)
     reused: dict[tuple[int, bool, int], float] = {}

@@ -35,7 +35,7 @@ class Fits:
     Attributes:
         count: number of fits; ``seen``: classes with counts, as of the last one.
         latest: time of the last fit, seconds.
-        rates: of reading and of eviction.
+        rates: rates of reading and of eviction.
     """
 
     def __init__(self, monitor: ReuseMonitor[Any], combined: Classes, continuation: Continuation, prior: Prior) -> None:

@@ -150,7 +150,7 @@ class Ghosts(Generic[H]):
     """One ghost cache per rule, one that stands for the real cache, and the guard. Not thread-safe.
 
     Args:
-        capacity: of the real cache for free blocks, blocks.
+        capacity: room of the real cache for free blocks, blocks.
         classes: number of classes by rule; the first rule is `lru`. Under CHOSEN, that of the real cache's queue.
         choosable: rules that the guard may put in force; ``homes``: see :class:`Guard`.
         sample: as :func:`sample_of`.
@@ -158,7 +158,7 @@ class Ghosts(Generic[H]):
 
     Attributes:
         every: one block in this many is sampled.
-        caches: by rule.
+        caches: ghost caches by rule.
         chosen: the cache that changes its rule with the guard. It stands for the real cache, which still holds the former
             rule's blocks after a change.
         asked: sampled blocks of prompts so far; ``hits``: those that the cache of each rule hit, and ``chosen`` (CHOSEN).
@@ -184,7 +184,7 @@ class Ghosts(Generic[H]):
         self.chosen = self.caches.pop(CHOSEN)
         self.guard = Guard(tuple(self.caches), homes=homes, choosable=choosable)
         self._tables: Mapping[str, Sequence[Table] | None] = {}
-        """Of the real cache's classes, by rule."""
+        """Tables of the real cache's classes, by rule."""
         self._inclusive: int | None = None
         self.asked = self.latest_asked = 0
         self.hits = dict.fromkeys((*self.caches, CHOSEN), 0)

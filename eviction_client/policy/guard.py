@@ -169,11 +169,11 @@ class Guard:
         """LRU is in force because the account was overdrawn."""
         self._regained = [0.0] * len(rules)
         self._regained_squares = [0.0] * len(rules)
-        """Since then: gains by rule, at least 0, and their squares since they were last 0."""
+        """Gains by rule since then, at least 0, and their squares since they were last 0."""
 
     @property
     def advantage(self) -> dict[str, float]:
-        """By rule: sampled blocks per request that it hits more than LRU, a discounted mean."""
+        """Sampled blocks per request that a rule hits more than LRU, a discounted mean, by rule."""
         return {
             rule: gained / self._requests if self._requests else 0.0
             for rule, gained in zip(self.rules, self._sums[-1].gained, strict=True)

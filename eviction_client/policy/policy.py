@@ -190,7 +190,7 @@ class Policy(Generic[H]):
             prompt_blocks: number of these that the prompt filled.
             now: seconds; never goes back.
             group: the sidecar's group; 0: none.
-            log_odds: of the continuation probability; None: unknown.
+            log_odds: log-odds of the continuation probability; None: unknown.
             reply_end: equal for replies with the same end; None: unknown.
             done_from: depth from which its blocks are used no more.
             retain: called with the class of a span, its deepest block and the time; returns the class to use.

@@ -55,7 +55,7 @@ class TrackedRequest(Generic[H]):
         kept: whether it waits, and its blocks are retained from now on.
         cached: tokens of its prompt in the cache or a tier when its prefill starts; None: it has not started.
 
-        gap_spans: of its prompt's full blocks, from the start: each has one latest use.
+        gap_spans: spans of its prompt's full blocks, from the start: each has one latest use.
         known: the gap spans, joined where they will have the same features.
         size: number of its prompt's full blocks.
         old: depth of its first new block; ``new_blocks``: number of new blocks.
@@ -69,17 +69,17 @@ class TrackedRequest(Generic[H]):
         session: digest of its conversation's name, the same in all engines; None: unknown.
         tenant: digest of its cache salt; empty without one.
         token_ids: the prompt, which must not change afterwards; empty for a prompt of embeddings.
-        prompt_tokens: of its prompt; 0: unknown.
+        prompt_tokens: number of tokens in its prompt; 0: unknown.
         some_layers: tokens from the prompt's start that the cache had for some layers when it started; at most its hit: all.
         reads_cache: whether the engine may use the cache for it.
         seen: whether the prompt had been looked at then.
         spans: its blocks by their class in the queue; empty without blocks.
         newest: the class in the queue of its blocks used for the first time.
-        features: of its blocks used for the first time.
+        features: features of its blocks used for the first time.
         parts: those of its prompt, as the policy knows them at its end, and that of the blocks behind them, with the combined
             classes; under a rule that needs others without classes, until the background has found them. Some may be empty.
         predicted: whether the sidecar predicted its continuation.
-        log_odds: of its continuation probability; without a prediction, of the share of such turns that were followed.
+        log_odds: log-odds of its continuation probability; without a prediction, of the share of such turns that were followed.
         mean_gap_s: mean gap between turns, for the decay of probabilities.
         done_from: depth from which its blocks are used no more.
         retain_s: seconds for which a hint retains all its blocks; 0: no hint.

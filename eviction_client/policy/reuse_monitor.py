@@ -72,7 +72,7 @@ class Watch(Generic[H]):
 
     Attributes:
         number: the class.
-        newest: of blocks used for the first time.
+        newest: whether its blocks were used for the first time.
     """
 
     __slots__ = ("blocks", "newest", "number")
@@ -123,7 +123,7 @@ class ReuseMonitor(Generic[H]):
         """Watches of former numbers that still hold blocks."""
         self._reuses: dict[int, Counts] = {}
         self._at_risk: dict[int, Counts] = {}
-        """Of blocks that were reused or have expired."""
+        """Counts of blocks that were reused or have expired."""
         self._decayed_at: float | None = None
         self._gaps = self._gaps_s = 0.0
 
@@ -250,8 +250,8 @@ class ReuseMonitor(Generic[H]):
 
         Args:
             known: their latest use when the request arrived; ``forgotten``: the number of uses until then does not count.
-            claim: of the request's conversation.
-            turn: of the request; ``prompt``: number of blocks of its prompt.
+            claim: claim of the request's conversation.
+            turn: turn of the request; ``prompt``: number of blocks of its prompt.
             latest: that of the blocks before them, which equal ones share.
         """
         get, put = self._uses.get, self._uses.put

@@ -50,7 +50,7 @@ class Tier(Generic[B]):
     """A tier's queue under the rule that its own ghost caches choose, with the classes of the pool's policy.
 
     Args:
-        queue: of the tier's chunks.
+        queue: order of the tier's chunks.
         blocks: capacity of the tier in blocks of the policy.
         prompts_only: replies are not stored in the tier.
         forced: returns whether the order is the tier's own, whatever the guard says.
@@ -122,7 +122,7 @@ class ChunkTier(Tier[Chunk]):
     never block. Events of the tier's own code come from any thread, one after the other.
 
     Args:
-        name: of the tier, in metrics.
+        name: the tier's name in metrics.
         chunks: capacity of the tier.
         blocks: capacity of the tier in blocks of the engine's hashes.
         prompts_only: replies are not stored in the tier.

@@ -11,7 +11,7 @@ class Claim(NamedTuple):
 
     Attributes:
         conversation: its number.
-        log_odds: of the probability.
+        log_odds: log-odds of the probability.
         at: seconds.
         predicted: whether the sidecar predicted it; else it is the share of such turns that were followed.
     """
@@ -31,7 +31,7 @@ class Use:
         uses: number of uses, at most MOST_USES.
         place: number of blocks that all requests had used after this one.
         only: number of the only conversation that has used the blocks; None: several have.
-        claims: of these conversations, the highest first; never empty.
+        claims: claims of these conversations, the highest first; never empty.
         predicted: whether the sidecar predicted one of the claims.
         prompt: number of blocks of the prompt with which they were used. Who branches off before its end is another
             conversation.

@@ -47,7 +47,7 @@ class RedisStore:
 
     Args:
         connection: to the server or Cluster; opened on first use.
-        namespace: of the times; engines with equal namespaces share them.
+        namespace: namespace of the times; engines with equal namespaces share them.
         shards: number of keys over which the blocks are spread; equal in the whole fleet.
         max_pending_blocks: bound of recorded blocks that wait.
         backoff: computes the pause, in seconds, after a number of consecutive failures.

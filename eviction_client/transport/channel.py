@@ -143,9 +143,9 @@ class PredictorChannel:
         self.reached: bool | None = None
         self._answered_at = self._probed_at = self._offered_at = -float("inf")
         self._suspicious = False
-        """Since the last probe, a call has failed as if no sidecar were reachable."""
+        """Whether a call has failed since the last probe as if no sidecar were reachable."""
         self._unread = False
-        """Since the last offer, a sidecar could not read a prompt."""
+        """Whether a sidecar could not read a prompt since the last offer."""
         self._wake = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="lpc-predictor-watcher", daemon=True)
         self._watcher.start()

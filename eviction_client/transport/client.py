@@ -106,7 +106,7 @@ class PredictorClient:
         # With the lock held:
         self._requests: OrderedDict[Hashable, _Request] = OrderedDict()
         self._unsent: OrderedDict[int, _Request] = OrderedDict()
-        """By ``id()``, oldest first; none of them is over."""
+        """Requests by ``id()``, oldest first; none of them is over."""
         self._to_cancel: deque[Any] = deque(maxlen=capacity)
         """Calls to cancel."""
         self._in_flight = 0

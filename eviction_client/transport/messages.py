@@ -47,7 +47,7 @@ class Prediction:
     """A prediction for a conversation.
 
     Attributes:
-        probability: of another user turn, in (0, 1).
+        probability: probability of another user turn, in (0, 1).
         model_version: version of the model that predicted.
         turn_count: user turns in the model's input.
         unread: the sidecar could not read the token ids: no probability, and the group follows from lengths and times alone.

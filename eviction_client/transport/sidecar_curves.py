@@ -77,7 +77,7 @@ class SidecarCurves:
         self._clock = clock
         self._lock = threading.Lock()
         self._of: OrderedDict[int, ReuseCurves | None] = OrderedDict()
-        """By version, the latest used last; None: invalid curves."""
+        """Curves by version, the latest used last; None: invalid curves."""
         self._in_use: ReuseCurves | None = None
         self._others_since: float | None = None
         """Time of the first answer in another epoch since the last one in the epoch in use."""

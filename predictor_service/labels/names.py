@@ -45,8 +45,8 @@ class Identity(NamedTuple):
     """What a turn is recognised by: digests of 32 bytes without a key. Do not store it, only its names (`under`).
 
     Attributes:
-        prompts: of the last IDENTITY_PROMPTS prompts.
-        before: of the same prompts of the previous turn; None: there is none.
+        prompts: digest of the last IDENTITY_PROMPTS prompts.
+        before: digest of the same prompts of the previous turn; None: there is none.
         conversation_id: None: the caller sent none.
         certain: as in `Names`.
     """

@@ -68,7 +68,7 @@ class _Entry:
     Attributes:
         source: folder or hub name of a configured tokenizer.
         digest: digest of an offered tokenizer; empty: it is configured.
-        names: of the served model, by client; never empty.
+        names: names of the served model, by client; never empty.
         failure: reason.
     """
 
@@ -125,7 +125,7 @@ class ServedModels:
         self._lock = threading.Lock()
         self._uploads = Uploads(self.loader.scratch, clock)
         self._offered: dict[str, _Entry] = {}
-        """By digest."""
+        """Tokenizers by digest."""
         self.disk = ThreadPoolExecutor(1, "write-tokenizer")
         self._threads = ThreadPoolExecutor(LOADERS, "load-tokenizer")
         # A thread of its own, so that no offer delays a configured tokenizer; one, because two loads could exceed the memory.

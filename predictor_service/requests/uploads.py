@@ -121,9 +121,9 @@ class Uploads:
         self._scratch = scratch
         self._clock = clock
         self._uploads: dict[str, Upload] = {}
-        """By client."""
+        """Uploads by client."""
         self._rest_until: dict[str, float] = {}
-        """By client, of those that may not begin an upload."""
+        """Times until which clients may not begin an upload, by client."""
 
     @property
     def bytes(self) -> int:

@@ -104,7 +104,7 @@ class Caller:
     """A caller and its use of the limits. Use it from one event loop only.
 
     Args:
-        address: of a caller that shares its name with others; empty otherwise.
+        address: address of a caller that shares its name with others; empty otherwise.
         together: large messages of all callers.
 
     Attributes:
@@ -213,7 +213,7 @@ class Callers:
         self._limits = limits
         self._metrics = metrics
         self._callers: dict[tuple[str, str], Caller] = {}
-        """By name, and by address if the name is shared."""
+        """Callers by name, and by address if the name is shared."""
         self._together = InFlight()
         self._tokens: Watched[dict[bytes, str]] | None = None
         if path is not None:

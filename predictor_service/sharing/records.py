@@ -274,7 +274,7 @@ def put(
 
     Args:
         returns: turns, each reported to its sidecar, and when the next one arrived, seconds since the epoch.
-        users: of two sidecars that set one at the same time the later one wins: it loses a turn's count.
+        users: users; of two sidecars that set one at the same time the later one wins: it loses a turn's count.
     """
     life, returns_life = max(int(horizon_s * 1000), 1), int(RETURNS_LIFE_S * 1000)
     commands: list[tuple[Any, ...]] = [(1, _key(name), turn.pack(), RECORD.size, _RECORDS, life) for name, turn in turns]

@@ -34,7 +34,7 @@ class Place:
     """The data for a node's priority.
 
     Attributes:
-        reuse_class: of :class:`eviction_client.policy.policy.Policy`, or ``DONE`` or ``PREEMPTED``.
+        reuse_class: class of :class:`eviction_client.policy.policy.Policy`, or ``DONE`` or ``PREEMPTED``.
         used: end of the last request that used the node, seconds.
         until: end of a hint's retention, seconds; 0 without one.
     """

@@ -46,7 +46,7 @@ class CachedPrompts:
         free_blocks: Callable[[], int],
     ) -> None:
         self.capacity = pool_blocks * block_size
-        """Of the cache, tokens."""
+        """Capacity of the cache, tokens."""
         self._find = find
         self._free_blocks = free_blocks
         self._group = [group]
@@ -107,7 +107,7 @@ class WarmFirstQueue(FCFSRequestQueue):
 
     Attributes:
         busy: whether a step must call :meth:`step_begins` and :meth:`step_ends`.
-        speed: of the engine's prefill.
+        speed: speed of the engine's prefill.
         overtaking: requests served before an earlier one.
         seconds: time spent here since it was last set to 0.
     """

@@ -27,7 +27,7 @@ class WaitingPrefixes:
     Args:
         scheduler: vLLM's.
         queue: keeps the blocks; None: they are only looked up.
-        policies: of the tiers below, which keep the chunks that follow the prefix in the pool.
+        policies: policies of the tiers below, which keep the chunks that follow the prefix in the pool.
 
     Attributes:
         waited: statistics of the requests that have waited.

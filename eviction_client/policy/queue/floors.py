@@ -47,14 +47,14 @@ class FlooredQueue(FreeQueue[B]):
     """A queue in which tenants have floors, once :meth:`set_floors` has been called.
 
     Attributes:
-        floors: by digest of the tenant's cache salt.
+        floors: shares by digest of the tenant's cache salt.
     """
 
     def set_floors(self, shares: Mapping[str, float], capacity: int) -> None:
         """Set the tenants' shares of the capacity, by digest of their cache salts, while no block has content."""
         self.floors: Mapping[str, Floor[B]] = {digest: Floor(int(share * capacity)) for digest, share in shares.items()}
         self._floor_of: dict[int, Floor[B]] = {}
-        """By id of a block."""
+        """Floor of a block's tenant, by the block's id."""
         self._aside = 0
         self._over = False
         """Whether some tenant may have set blocks aside and be above its floor."""

@@ -86,7 +86,7 @@ class Run:
     Attributes:
         head: the first block, the deepest.
         used: time of the last use, seconds; of a retained run, the end of the retention.
-        number: of the run, in the order of frees.
+        number: the run's number in the order of frees.
         reuse_class: None for the sentinels.
         previous, following: the runs before and behind it in the list; None once the run has ended.
         deeper: the run of the deeper blocks that were freed with it.
@@ -217,7 +217,7 @@ class FreeQueue(FreeList[B]):
         """Heap of the retained runs: end of retention, number, id, run, class afterwards."""
         self._swept_from = _SWEPT_FROM
         self._branches: dict[int, Branches] = {}
-        """By id of a block, runs that continue it and were not freed with it; ended runs do not count."""
+        """Runs that continue a block, by its id, and were not freed with it; ended runs do not count."""
         self._branches_swept_from = _SWEPT_FROM
         self._path: list[Run] | None = None
         """The run that the order reached last, what continues it, what continues this, and so on: the end goes first. None
@@ -227,7 +227,7 @@ class FreeQueue(FreeList[B]):
         self._parted: tuple[B, B] | None = None
         """The block that was removed last, and the one that continues it in its run, until it is removed or noted."""
         self._needed: dict[int, Need] = {}
-        """By block id."""
+        """Waiting requests that need a block, by its id."""
 
     def clear(self) -> None:
         """Note that all blocks have lost their content. Requests go on waiting, and need none of them."""
@@ -899,14 +899,14 @@ class _Walk(Generic[B]):
         self._may_go = may_go
         self.passed: set[float] = set()
         self._held: dict[float, Run] = {}
-        """By number, runs that wait for a block that cannot be evicted."""
+        """Runs that wait for a block that cannot be evicted, by number."""
         self._visited: set[float] = set()
         self._at: dict[float, Any] = {}
-        """By number of a run: its first block that was not visited."""
+        """First block of a run that was not visited, by the run's number."""
         self._behind: dict[float, list[Run]] = {}
-        """By number of a run, runs that follow it."""
+        """Runs that follow a run, by its number."""
         self._branches_left: dict[int, int] = {}
-        """By id of a block, the number of its branches behind which all were visited."""
+        """Number of a block's branches behind which all were visited, by the block's id."""
 
     def reach(self, run: Run, value: float) -> Iterator[B]:
         """Iterate over the blocks that are evicted where the order reaches a run with this value."""

@@ -52,8 +52,8 @@ class Rule(ABC):
     """A rule. It has no state.
 
     Attributes:
-        name: in settings and metrics.
-        source: of the formula.
+        name: the rule's name in settings and metrics.
+        source: source of the formula.
         classes: number of its own classes.
         combines: whether it needs the combined classes. Its own ones are then those of the cells.
         exact: whether a queue that always has this rule has the rule's own classes, because the combined ones are coarser.
