@@ -22,13 +22,13 @@ def test_a_failed_allocation_of_the_runtime_is_a_memory_error(tiny_models: Path)
     program = """
         import resource, sys
         from pathlib import Path
-        from lpc.model.features import Features
+        from lpc.model.features import ModelInput
         from lpc.model.inference import Model
         from lpc.model.session import InferenceSettings
         model = Model(Path(sys.argv[1]), InferenceSettings("cpu", 1))
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + 2**28,) * 2)
-        longest = Features([0] * 512, (1.0,) * len(model.manifest.features.scalars))
+        longest = ModelInput([0] * 512, (1.0,) * len(model.manifest.features.scalars))
         try:
             model.run([longest] * 1024)
         except MemoryError as error:
