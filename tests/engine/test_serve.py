@@ -41,7 +41,7 @@ class Sidecar:
         subprocess.run([self.python, "-c", program, str(self.models)], check=True, cwd=ROOT)
         self.port = free_port()
         self.log = folder / "sidecar.log"
-        self._environment = {
+        self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("LPC_")},
             "LPC_PORT": str(self.port),
             "LPC_MODELS": str(self.models),
@@ -55,7 +55,7 @@ class Sidecar:
         model = "tiny"
         command = [self.python, "-m", "lpc_cli", "serve", "--model", model]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, env=self._environment, stderr=log, stdout=log, cwd=ROOT)
+            self.process = subprocess.Popen(command, env=self.environment, stderr=log, stdout=log, cwd=ROOT)
 
     def signal(self, number: int) -> None:
         assert self.process is not None
