@@ -99,7 +99,7 @@ class RepeatedPrefill:
     """Share of the lately computed prompt tokens that the cache had before and has evicted.
 
     Args:
-        capacity: size of the cache, tokens.
+        capacity: of the cache, tokens.
 
     Attributes:
         share: in [0, 1], an exponential average over the latest LATELY x capacity computed tokens; 0 at first.

@@ -69,7 +69,7 @@ class WarmFirst(Generic[R]):
 
     Args:
         missing: returns the prompt tokens that a request would compute if it started now, >= 0.
-        capacity: size of the cache, tokens.
+        capacity: of the cache, tokens.
         room: returns the tokens of the cache that no running request holds.
         speed: returns the prompt tokens that the engine computes per second, > 0.
         repeated: returns the share of the lately computed prompt tokens that the cache had before.
@@ -100,7 +100,7 @@ class WarmFirst(Generic[R]):
         self._overtake_s = overtake_s
         self._gate = GATE * capacity
         self._places: dict[R, _Place[R]] = {}
-        """Requests in order of arrival. Served ones remain until :meth:`settle`."""
+        """In order of arrival. Served ones remain until :meth:`settle`."""
         self._turns: dict[R, _Place[R]] = {}
         """The oldest estimate first."""
         self._by_number: dict[int, _Place[R]] = {}
