@@ -180,7 +180,7 @@ class ByCost:
 
     Args:
         queue: holds requests; None: they are sent at once.
-        peers: other gateways before these engines, which hear of all requests; None: there are none, or none is told.
+        peers: shares requests with other gateways before these engines; None: they are not shared.
         clock: monotonic seconds.
     """
 

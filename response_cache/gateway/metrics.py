@@ -109,12 +109,12 @@ class Metrics:
             part=(),
         )
         self.peers = gauge(
-            "lpc_gateway_peers", "Other gateways before these engines that were heard through Redis in the last 15 s."
+            "lpc_gateway_peers", "Other gateways before these engines whose messages came through Redis in the last 15 s."
         )
         self.peer_messages = counter(
             "lpc_gateway_peer_messages",
             "Messages between gateways: `sent`; `received`; `dropped`, Redis did not take them; `late`, from another clock or "
-            "repeated later; `invalid`, from no gateway.",
+            "repeated later; `invalid`, not from a gateway of these engines.",
             what=(),
         )
         self.in_flight = gauge("lpc_gateway_in_flight", "Requests in progress.")

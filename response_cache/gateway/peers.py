@@ -1,12 +1,12 @@
-"""Gateways before the same engines tell each other what they send, through a channel of Redis, so that they choose as one.
+"""Shares the requests of several gateways before the same engines through a Redis channel, so that all choose alike.
 
-Each applies what the others send to its own router and queue, as if it had sent it itself, some milliseconds later. Without
-this a gateway does not know where the others' turns of a conversation went, nor what waits. In a simulated fleet two gateways
-that get each conversation's requests in turn then serve 147k prompt tokens/s instead of one gateway's 497k.
+Each gateway applies the others' requests to its own router and queue some milliseconds later, as if it had sent them itself.
+Without this a gateway lacks the other turns of its conversations and the prefill that waits for others. In a simulated fleet
+two gateways that receive requests in turn then serve 147k prompt tokens/s instead of one gateway's 497k.
 
-Messages hold numbers and hashes, never text. They are encrypted by AES-GCM under a key of `LPC_GATEWAY_SALT_KEY_FILE`, so
-whoever can write to Redis can drop messages, and neither read nor forge them. Old or repeated ones are ignored. No request
-waits for Redis: what cannot be sent is dropped and counted, and each gateway then knows less.
+Messages hold numbers and hashes, never text. They are encrypted by AES-GCM under a key of `LPC_GATEWAY_SALT_KEY_FILE`: who can
+write to Redis can drop messages, but cannot read or forge them. Old and repeated ones are ignored. No request waits for Redis:
+messages that cannot be sent are dropped and counted.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.queue import Queue
 
 HELLO_S: Final = 5.0
-"""Seconds after which a gateway that sends nothing says that it is there."""
+"""Seconds after which a gateway without requests publishes an empty batch."""
 SILENT_S: Final = 15.0
 """Seconds without a message after which a gateway is taken to have ended, and its requests with it."""
 LATE_S: Final = 30.0
@@ -62,9 +62,9 @@ MOST_SIZE: Final = 2**32 - 1
 
 @dataclass(eq=False)
 class _Peer:
-    """Another gateway: when it was last heard, its last number, and its requests without an answer."""
+    """Another gateway: the time of its last batch, its number, and the requests without an answer."""
 
-    heard: float
+    latest: float
     sequence: int = 0
     open: OrderedDict[int, Sending] = field(default_factory=OrderedDict)
 
@@ -94,10 +94,9 @@ class Peers:
         self._health = Health(connection, "of the gateways' messages", clock=clock)
         self._id = secrets.token_bytes(8)
         # Engines have the same numbers in all gateways, in whatever order each was given them.
-        order = sorted(range(len(names)), key=names.__getitem__)
-        self._engines = order
-        self._places = {number: place for place, number in enumerate(order)}
-        every = "\n".join(sorted(names)).encode()
+        self._engines = sorted(range(len(names)), key=names.__getitem__)
+        self._places = {number: place for place, number in enumerate(self._engines)}
+        every = "\n".join(names[number] for number in self._engines).encode()
         self.channel = f"lpc:gateway:{blake2b(every, key=_of(secret, b'channel'), digest_size=16).hexdigest()}"
         self._cipher = AESGCM(_of(secret, b"messages"))
         self._sequence = 0
@@ -114,7 +113,7 @@ class Peers:
         metrics.peers.set_function(lambda: len(self._peers))
 
     def sent(self, sending: Sending, *, held: bool, left: int | None) -> None:
-        """Tell that this gateway has chosen an engine. ``left``: see `Router.sent`."""
+        """Announce a request and its engine. ``left``: see `Router.sent`."""
         self._count = self._count + 1 & 0xFFFF_FFFF
         self._numbers[sending] = self._count
         prompt, name = sending.prompt, (sending.prompt.name or b"")[:255]
@@ -132,15 +131,15 @@ class Peers:
         )
 
     def handed(self, sending: Sending) -> None:
-        """Tell that the engine gets a request that was held."""
+        """Announce that the engine gets a request that was held."""
         self.put(HANDED, self._numbers.get(sending, 0))
 
     def first(self, sending: Sending) -> None:
-        """Tell of an answer's first bytes."""
+        """Announce an answer's first bytes."""
         self.put(FIRST, self._numbers.get(sending, 0))
 
     def ended(self, sending: Sending, *, answered: bool, refused: bool, tokens: int | None, cached: int | None) -> None:
-        """Tell of the end of a request: see `Router.answered` and `Router.failed`."""
+        """Announce the end of a request: see `Router.answered` and `Router.failed`."""
         flags = _ANSWERED * answered | _REFUSED * refused | _COUNTED * (tokens is not None) | _CACHED * (cached is not None)
         self.put(ENDED, self._numbers.pop(sending, 0), _ENDED.pack(flags, tokens or 0, cached or 0))
 
@@ -167,7 +166,7 @@ class Peers:
                 self._idle.set()
 
     def take(self) -> bytes:
-        """Return a batch of the messages that wait, encrypted. It may have none: then it says that this gateway is there."""
+        """Return a batch of the waiting messages, encrypted. An empty one shows that this gateway runs."""
         parts, size = [], 0
         while self._out and size < MOST_BATCH:
             parts.append(self._out.popleft())
@@ -221,7 +220,7 @@ class Peers:
             return
         if peer is None:
             peer = self._peers[sender] = _Peer(self._clock())
-        peer.heard, peer.sequence = self._clock(), sequence
+        peer.latest, peer.sequence = self._clock(), sequence
         place = _HEAD.size
         try:
             while place < len(plain):
@@ -241,7 +240,7 @@ class Peers:
         sending = peer.open.get(number)
         if sending is None:  # it was sent before this gateway began to listen
             return
-        queue = self._queue if self._queue is not None and self._queue.knows(sending.engine) else None
+        queue = self._queue_of(sending.engine)
         if kind == HANDED and queue is not None:
             queue.passes(sending)
         elif kind == FIRST:
@@ -270,7 +269,7 @@ class Peers:
         bits = int.from_bytes(body[at + 12 * count :], "big")
         prompt = Prompt(ids, sizes, tuple(bool(bits >> one & 1) for one in range(count)), name)
         engine, gone = self._engines[place], None if not left else self._engines[left - 1]
-        queue = self._queue if self._queue is not None and self._queue.knows(engine) else None
+        queue = self._queue_of(engine)
         sending = self._router.sent(
             *(prompt, self._router.known.match(prompt), engine, now),
             streamed=bool(flags & _STREAMED),
@@ -300,19 +299,24 @@ class Peers:
         return nonce + self._cipher.encrypt(nonce, head + messages, self.channel.encode())
 
     def forget_silent(self) -> None:
-        """Forget the requests of gateways that say nothing any more."""
+        """Forget gateways without a batch in the last SILENT_S, and their requests."""
         for sender, peer in list(self._peers.items()):
-            if self._clock() - peer.heard > SILENT_S:
+            if self._clock() - peer.latest > SILENT_S:
                 del self._peers[sender]
                 for sending in peer.open.values():
                     self._lose(sending)
 
     def _lose(self, sending: Sending) -> None:
-        """Forget a request of which nothing more is heard: it waits no more, and its blocks may be there."""
+        """Forget a request whose end is not announced. It does not wait any more, and its blocks may be cached."""
         self._router.failed(sending, refused=True)
-        if self._queue is not None and self._queue.knows(sending.engine):
-            self._queue.answered(sending, None)
-            self._queue.pump(sending.engine)
+        queue = self._queue_of(sending.engine)
+        if queue is not None:
+            queue.answered(sending, None)
+            queue.pump(sending.engine)
+
+    def _queue_of(self, engine: int) -> Queue | None:
+        """Return the queue if it holds requests for an engine."""
+        return self._queue if self._queue is not None and self._queue.knows(engine) else None
 
     def _drop_all(self) -> None:
         self._messages.labels("dropped").inc(len(self._out))

@@ -122,13 +122,13 @@ async def running(
         queue = None
         if settings.gateway_queue != "off":
             queue = Queue(engines.all, router, metrics, settings.gateway_engine_tokens, settings.gateway_queue_timeout_s)
-        peers = None
-        if settings.gateway_redis_url is not None:
-            peers = _peers(settings, router, queue, key_of_salts, metrics)
         choice: Choice
+        peers = None
         if queue is None and len(engines.all) == 1:
             choice = Unfollowed(engines)
         else:
+            if settings.gateway_redis_url is not None:
+                peers = _peers(settings, router, queue, key_of_salts, metrics)
             by = ByCost if settings.gateway_router == "cost" else ByHash
             choice = by(engines, router, queue, metrics, peers)
         kind = settings.engine_kind
@@ -154,9 +154,9 @@ async def running(
         background = Background(metrics.task_failures)
         background.watch("server", serving)
         background.every(bounds.probe_interval_s, "probe", partial(engines.probe, fresh))
-        telling = Background(metrics.task_failures)
+        sharing = Background(metrics.task_failures)
         if peers is not None:
-            telling.every(bounds.probe_interval_s, "peers", peers.run)
+            sharing.every(bounds.probe_interval_s, "peers", peers.run)
         if queue is not None:
             background.every(bounds.probe_interval_s, "measure", partial(queue.measure, fresh, engines.headers))
         if kind == "auto" and settings.gateway_cache:
@@ -170,13 +170,13 @@ async def running(
             await background.close()
             server.should_exit = True
             await serving
-            if peers is not None:  # last, so that others hear how the last requests ended
+            if peers is not None:  # last, so that it announces the ends of the last requests
                 await peers.stop()
-            await telling.close()
+            await sharing.close()
 
 
 def _peers(settings: GatewaySettings, router: Router, queue: Queue | None, secret: bytes, metrics: Metrics) -> "Peers":
-    """Return what tells other gateways of requests. redis-py is imported only if there is a Redis."""
+    """Return what shares requests with other gateways. redis-py is imported only if there is a Redis."""
     from lpc.wire.redis_connection import Connection
     from response_cache.gateway.peers import Peers
 

@@ -86,7 +86,7 @@ class GatewaySettings(ServerSettings):
     gateway_redis_url: SecretStr | None = Field(
         None,
         description="redis://, rediss:// (TLS) or unix:// URL of a Redis through which gateways before the same engines "
-        "tell each other what they send, so that they choose as one. Needs LPC_GATEWAY_SALT_KEY_FILE, the same for all.",
+        "share their requests, so that all choose alike. Needs LPC_GATEWAY_SALT_KEY_FILE, the same for all.",
     )
     gateway_redis_password_file: Path | None = Field(
         None, description="File with the password of gateway_redis_url, read at each connection."
@@ -240,7 +240,7 @@ class GatewaySettings(ServerSettings):
         if self.gateway_engine_key is not None and self.tokens is None:
             raise ValueError("gateway_engine_key without tokens would open the engines to everybody: set tokens")
         if self.gateway_redis_url is not None and self.gateway_salt_key_file is None:
-            raise ValueError("gateway_redis_url needs gateway_salt_key_file: gateways know each other by it")
+            raise ValueError("gateway_redis_url needs gateway_salt_key_file: it encrypts what gateways share")
         if self.gateway_max_held_bytes < self.max_request_bytes:
             raise ValueError("gateway_max_held_bytes must be at least max_request_bytes")
         return self

@@ -133,7 +133,7 @@ async def test_the_user_of_the_deployed_redis_may_do_this_and_nothing_else(share
                     user.execute_command(*command)
 
 
-async def test_gateways_with_different_secrets_say_nothing_to_each_other(shared: dict[str, Any], tmp_path: Path) -> None:
+async def test_gateways_with_different_secrets_share_nothing(shared: dict[str, Any], tmp_path: Path) -> None:
     engine, secret = EngineDouble(), tmp_path / "another"
     secret.write_text("j" * 40)
     other = {**shared, "gateway_salt_key_file": secret}

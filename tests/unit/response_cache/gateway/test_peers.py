@@ -1,4 +1,4 @@
-"""Gateways that tell each other what they send: what one knows the others know, and what no gateway says changes nothing."""
+"""Gateways that share their requests have the same beliefs; other messages change nothing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -89,7 +89,7 @@ def test_a_prompt_that_an_engine_did_not_compute_is_not_there() -> None:
     assert two.router.known.match(prompt("a")).engine is None and two.waiting() == [0, 0, 0]
 
 
-def test_requests_of_a_gateway_that_says_nothing_any_more_do_not_wait() -> None:
+def test_requests_of_a_gateway_without_messages_do_not_wait() -> None:
     one, two = Gateway(), Gateway()
     one.send(prompt("a"), 0)
     two.peers.receive(one.peers.take())
@@ -103,7 +103,7 @@ def test_requests_of_a_gateway_that_says_nothing_any_more_do_not_wait() -> None:
 
 
 @pytest.mark.parametrize("what", ["another secret", "other engines", "changed", "cut", "empty"])
-def test_what_no_gateway_of_these_engines_says_is_counted_and_ignored(what: str) -> None:
+def test_messages_from_elsewhere_are_counted_and_ignored(what: str) -> None:
     two = Gateway()
     names = (*NAMES[:2], "http://d") if what == "other engines" else NAMES
     one = Gateway(names, b"t" * 32 if what == "another secret" else SECRET)
@@ -132,7 +132,7 @@ def test_repeated_and_late_messages_and_a_gateways_own_are_ignored() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.binary(max_size=80)), max_size=6))
-def test_a_gateway_that_says_nonsense_changes_nothing_and_raises_nothing(messages: list[tuple[int, int, bytes]]) -> None:
+def test_nonsense_of_a_gateway_changes_nothing_and_raises_nothing(messages: list[tuple[int, int, bytes]]) -> None:
     one, two = Gateway(), Gateway()
     for kind, number, body in messages:
         one.peers.put(kind, number, body)
@@ -153,7 +153,7 @@ def test_messages_that_redis_does_not_take_are_bounded_and_counted() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from(["one", "two"]), st.integers(0, 4), st.integers(0, 2), st.booleans()), max_size=30))
-def test_gateways_that_hear_each_other_believe_the_same(steps: list[tuple[str, int, int, bool]]) -> None:
+def test_gateways_that_share_requests_have_the_same_beliefs(steps: list[tuple[str, int, int, bool]]) -> None:
     gateways = {"one": Gateway(), "two": Gateway()}
     turns = dict.fromkeys(range(5), 1)
     for who, conversation, engine, answered in steps:

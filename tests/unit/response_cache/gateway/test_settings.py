@@ -124,7 +124,7 @@ def test_the_gateway_does_not_start_with_a_token_file_without_tokens(tmp_path: P
         Clients(GatewaySettings(tokens=tmp_path / "tokens"))
 
 
-def test_gateways_that_tell_each_other_of_requests_need_a_common_secret(tmp_path: Path) -> None:
+def test_gateways_that_share_requests_need_a_common_secret(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="gateway_redis_url needs gateway_salt_key_file"):
         GatewaySettings(gateway_redis_url="redis://127.0.0.1:6379/0")  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="cannot be parsed"):
