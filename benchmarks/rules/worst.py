@@ -14,8 +14,6 @@ from eviction_client.policy.rules import AUTO
 from lpc_apps.simulator.policies import PolicySettings
 from lpc_apps.simulator.run import SimulationRun, WorkloadSpec
 
-SIZES: Final = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)
-"""Shares of the working set."""
 PLUGIN: Final = ("plugin", "plugin-sidecar", "plugin-sidecar, inverted")
 """`plugin` has no predictions to invert."""
 USES: Final = ("few-shot", "lfu")
@@ -34,8 +32,12 @@ PICTURE: Final = (
 )
 
 
-def runs_of(names: Sequence[str], seeds: Sequence[int], sizes: Sequence[float] = SIZES) -> list[SimulationRun]:
-    """Return the runs: the plug-in without and with the sidecar, with the sidecar's predictions inverted, and classic rules."""
+def runs_of(names: Sequence[str], seeds: Sequence[int], sizes: Sequence[float]) -> list[SimulationRun]:
+    """Return the runs: the plug-in without and with the sidecar, with the sidecar's predictions inverted, and classic rules.
+
+    Args:
+        sizes: of the cache, in tokens or as shares of the working set.
+    """
     inverted = PolicySettings(invert=True)
     found = []
     for seed in seeds:
@@ -56,13 +58,16 @@ def _label(run: SimulationRun) -> str:
     return label(run) if run.settings.rule == AUTO else f"{run.policy}, {run.settings.rule}"
 
 
-def run(names: Sequence[str], seeds: Sequence[int], *, jobs: int, stored: Path, folder: Path | None = None) -> dict[str, Any]:
+def run(
+    names: Sequence[str], seeds: Sequence[int], sizes: Sequence[float], *, jobs: int, stored: Path, folder: Path | None = None
+) -> dict[str, Any]:
     """Run everything and print the tables; return rows and summary.
 
     Args:
+        sizes: of the cache, in tokens or as shares of the working set.
         folder: folder of the page to write, ``workloads.md``; None: no page. `make pictures` then draws its picture.
     """
-    rows = rows_of(runs_of(names, seeds), stored, jobs=jobs, label=_label)
+    rows = rows_of(runs_of(names, seeds, sizes), stored, jobs=jobs, label=_label)
     print("\n".join(report(rows)))
     if folder is not None:
         (folder / PAGE).write_text("\n".join(page(rows)) + "\n", "utf-8")

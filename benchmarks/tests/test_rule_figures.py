@@ -115,14 +115,14 @@ def test_a_table_is_markdown() -> None:
 
 
 def test_worst_counts_after_500_requests() -> None:
-    run = next(run for run in worst.runs_of(["few-shot"], [100]) if run.policy == "lru")
+    run = next(run for run in worst.runs_of(["few-shot"], [100], [0.01]) if run.policy == "lru")
     workload, _ = build(run.workload)
     assert run_one(run)["requests"] == len(workload.arrivals) - 500
 
 
 def test_worst_inverts_the_sidecar_only() -> None:
-    found = worst.runs_of(["day", "few-shot"], [1, 2])
-    assert len(found) == 2 * 7 * 2 * (len(CLASSIC) + 3)
+    found = worst.runs_of(["day", "few-shot"], [1, 2], [0.01, 0.2])
+    assert len(found) == 2 * 2 * 2 * (len(CLASSIC) + 3)
     assert {run.policy for run in found if run.settings.invert} == {"plugin-sidecar"}
 
 
