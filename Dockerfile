@@ -94,7 +94,7 @@ COPY --from=wheel /wheel /wheel
 RUN /opt/lpc/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl
 RUN groupadd --gid 10001 lpc \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lpc \
-    && install -d -o 10001 -g 10001 /models /scratch
+    && install -d -o 10001 -g 10001 /labels /models /scratch
 ENV PATH=/opt/lpc/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -143,7 +143,7 @@ LABEL org.opencontainers.image.description="Predicts whether a conversation cont
       org.opencontainers.image.base.name="docker.io/library/python:3.11.14-slim-bookworm"
 RUN groupadd --gid 10001 lpc \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lpc \
-    && install -d -m 0700 -o 10001 -g 10001 /run/lpc /cache /secrets/caches /secrets/gateway /secrets/clients
+    && install -d -m 0700 -o 10001 -g 10001 /run/lpc /cache /labels /learned /secrets/caches /secrets/gateway /secrets/clients
 COPY --from=models --chown=0:0 /models /models
 # hadolint ignore=DL3064
 ENV PATH=/opt/lpc/bin:$PATH \

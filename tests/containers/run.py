@@ -68,8 +68,10 @@ class Stack:
     source: Path
     sizes: dict[str, float]
 
-    def compose(self, profile: str, *command: str) -> str:
-        files = [f"--file={self.source / 'docker-compose.yml'}", f"--file={self.machine.folder / 'override.yml'}"]
+    def compose(self, profile: str, *command: str, more: str = "docker-compose.yml") -> str:
+        """Run docker-compose with this profile. ``more``: a file of the checkout that is read besides docker-compose.yml."""
+        paths = dict.fromkeys((self.source / "docker-compose.yml", self.source / more, self.machine.folder / "override.yml"))
+        files = [f"--file={path}" for path in paths]
         return self.machine.run(
             "docker-compose", "--project-name=lpc", *files, f"--profile={profile}", *command, cwd=self.source
         )
@@ -355,6 +357,30 @@ def test_learnt_state_outlives_the_containers(stack: Stack) -> None:
     assert until(lambda: answers("http://127.0.0.1:9091/-/ready"))
     assert until(learnt) >= before
     predicted(8002, 3)
+
+
+def test_a_nights_retraining_reads_the_label_log_and_shares_the_models_with_the_sidecar(stack: Stack) -> None:
+    def compose(*command: str) -> str:
+        return stack.compose("cpu", *command, more="deploy/compose/learning.yml")
+
+    stack.compose("cpu", "stop", "predictor")
+    compose("up", "--detach", "--no-build", "--no-deps", "predictor", "retrain")
+    try:
+        within = ["exec", "-T", "retrain"]
+        assert "the live head" in until(
+            lambda: compose(*within, "lpc", "train", "--from", "/labels", "--models", "/models"), SLOW_S
+        )
+        assert "served" in compose(*within, "lpc", "models", "list", "--models", "/models")
+        # The trainer publishes where the sidecar reads, and cannot change the log.
+        compose(*within, "sh", "-ec", "touch /models/written && rm /models/written && ! touch /labels/written")
+        predicted(8001, answered(8001) + 3)
+        labels = ["exec", "-T", "predictor", "sh", "-c"]
+        compose(*labels, "touch /labels/written && rm /labels/written")
+        compose("stop", "--timeout=60", "predictor", "retrain")
+        assert ended(stack.machine, compose("ps", "--quiet", "predictor").strip()) == 0
+    finally:
+        compose("rm", "--stop", "--force", "predictor", "retrain")
+        stack.compose("cpu", "up", "--detach", "--no-build", "predictor")
 
 
 def test_the_dry_runs_commands_print_what_the_tutorial_shows(stack: Stack) -> None:

@@ -21,14 +21,20 @@ from tests.dockerfile import ROOT, stages
 from tests.eventually import patiently, until
 
 PROFILES = ("cpu", "gpu", "two-gpus", "gateway")
+LEARNING = "deploy/compose/learning.yml"
 Service = dict[str, Any]
 
 
 @cache
-def configured(**variables: str) -> dict[str, Service]:
-    """Return the services as docker-compose reads them: anchors merged, variables replaced, its schema satisfied."""
+def configured(*files: str, **variables: str) -> dict[str, Service]:
+    """Return the services as docker-compose reads them: anchors merged, variables replaced, its schema satisfied.
+
+    Args:
+        files: that are read besides docker-compose.yml.
+    """
     env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **variables}
-    done = subprocess.run(["docker-compose", "config"], cwd=ROOT, env=env, capture_output=True, text=True)
+    named = [f"--file={file}" for file in ("docker-compose.yml", *files)]
+    done = subprocess.run(["docker-compose", *named, "config"], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     services = yaml.safe_load(done.stdout)["services"]
     assert isinstance(services, dict)
@@ -36,8 +42,16 @@ def configured(**variables: str) -> dict[str, Service]:
 
 
 @cache
-def profile(name: str) -> dict[str, Service]:
-    return {key: service for key, service in configured().items() if name in service.get("profiles", [name])}
+def profile(name: str, *files: str) -> dict[str, Service]:
+    return {key: service for key, service in configured(*files).items() if name in service.get("profiles", [name])}
+
+
+def shell(text: str, **folders: Path) -> str:
+    """Return the shell lines of a service as its container runs them, with folders of its own in place of the image's."""
+    text = text.replace("$$", "$")
+    for name, folder in folders.items():
+        text = text.replace(f"/{name}", str(folder))
+    return text
 
 
 @pytest.mark.parametrize(("name", "engines"), [("cpu", 2), ("gpu", 1), ("two-gpus", 2), ("gateway", 2)])
@@ -61,6 +75,7 @@ def test_the_index_of_the_packages_reaches_every_build() -> None:
     chosen = {"PIP_INDEX_URL": "https://one.example/simple", "PIP_EXTRA_INDEX_URL": "https://two.example/simple"}
     builds = [service["build"]["args"] for service in configured(**chosen).values() if "build" in service]
     assert len(builds) == 5
+    assert chosen.items() <= configured(LEARNING, **chosen)["retrain"]["build"]["args"].items()
     assert all(chosen.items() <= arguments.items() for arguments in builds)
 
 
@@ -201,3 +216,82 @@ def test_the_engines_redis_makes_a_password_once_and_lets_engines_do_what_kubern
     engine = profile("gateway")["engine-a"]
     folder = {volume.split(":")[0]: volume.split(":")[1] for volume in engine["volumes"]}["redis-password"]
     assert engine["environment"]["LPC_REDIS_PASSWORD_FILE"] == f"{folder}/password"
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_learning_adds_a_label_log_a_shared_model_and_a_nightly_job_without_network(name: str) -> None:
+    before, now = profile(name), profile(name, LEARNING)
+    assert set(now) - set(before) == {"retrain"}
+    (key,) = (key for key in now if key.startswith("predictor"))
+    sidecar, retrain = now[key], now["retrain"]
+    assert {k: v for k, v in sidecar["environment"].items() if k in before[key]["environment"]} == before[key]["environment"]
+    mounted = {part.split(":")[0]: part.split(":")[1] for part in sidecar["volumes"]}
+    assert mounted["labels"] == sidecar["environment"]["LPC_LABEL_LOG"]
+    assert mounted["models"] == sidecar["environment"]["LPC_MODELS"]
+    assert sorted(part.removesuffix(":rw") for part in retrain["volumes"]) == ["labels:/labels:ro", "models:/models"]
+    assert retrain["network_mode"] == "none" and retrain["read_only"] is True and retrain["cap_drop"] == ["ALL"]
+    # A volume that is new takes the owner of the folder of the image that mounts it first.
+    for target, folders in ((sidecar["build"]["target"], mounted.values()), ("trainer", ["/labels", "/models"])):
+        (made,) = (text for text in stages()[1][target].texts("RUN") if "install -d" in text)
+        assert all(f" {folder}" in made for folder in folders) and "-o 10001 -g 10001" in made
+
+
+def test_the_sidecar_of_learning_starts_with_the_images_models_and_keeps_those_of_the_volume(tmp_path: Path) -> None:
+    """Runs the service's own shell lines twice, with its folders below another."""
+    image, volume, tools = (tmp_path / name for name in ("image", "volume", "tools"))
+    for folder in (image / "default" / "1", image / "e5-small" / "1", volume / "default" / "7", volume / ".e5-small", tools):
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(str(folder.relative_to(tmp_path)))
+    (tools / "lpc").write_text('#!/bin/sh\necho "$@"\n')
+    (tools / "lpc").chmod(0o755)
+    service = profile("cpu", LEARNING)["predictor"]
+    text = shell(service["command"][-1], models=image, learned=volume)
+    for _ in range(2):
+        done = subprocess.run(
+            [*service["entrypoint"], text],
+            env={"PATH": f"{tools}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "serve\n", "")
+        assert sorted(str(path.relative_to(volume)) for path in volume.glob("*/*")) == ["default/7", "e5-small/1"]
+
+
+def test_retraining_runs_once_a_night_goes_on_after_a_failure_and_then_prunes(tmp_path: Path) -> None:
+    """Runs the service's own shell lines. `sleep` notes its argument and ends the loop in the fourth night."""
+    log = tmp_path / "log"
+    scripts = {
+        "date": f'[ $# = 1 ] && cat {tmp_path}/now || exec /bin/date "$@"',
+        "sleep": f'echo "sleep $1" >> {log}; [ $(grep -c sleep {log}) -lt 4 ]',
+        "lpc": f'echo "lpc $*" >> {log}; [ $(grep -c "lpc train" {log}) != 2 ]',
+    }
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    service = configured(LEARNING, RETRAIN_AT="04:00")["retrain"]
+    for now, wait in ((3 * 3600 + 50 * 60, 600), (4 * 3600, 86400), (4 * 3600 + 1, 86399)):
+        log.write_text("")
+        (tmp_path / "now").write_text(str(20_000 * 86_400 + now))
+        done = subprocess.run(
+            [*service["entrypoint"], shell(service["command"][-1])],
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **service["environment"]},
+            capture_output=True,
+            text=True,
+        )
+        train, prune = "lpc train --from /labels --models /models", "lpc models prune --models /models --keep 10"
+        assert done.stderr == ""
+        sleep = f"sleep {wait}"
+        assert log.read_text().splitlines() == [sleep, train, prune, sleep, train, sleep, train, prune, sleep]
+
+
+def test_the_sidecar_shares_the_engines_gpu_within_a_bound_and_falls_back_to_the_cpu() -> None:
+    gpu = profile("gpu")
+    (sidecar,) = (service for key, service in gpu.items() if key.startswith("predictor"))
+    devices = {
+        key: service["deploy"]["resources"]["reservations"]["devices"] for key, service in gpu.items() if "deploy" in service
+    }
+    assert devices["predictor-gpu"] == devices["engine-a-gpu"]
+    assert sidecar["environment"]["LPC_PROVIDER"] == "auto" and int(sidecar["environment"]["LPC_CUDA_MEMORY_MIB"]) <= 512
+    assert configured(SIDECAR_PROVIDER="cpu")["predictor-gpu"]["environment"]["LPC_PROVIDER"] == "cpu"
+    (share,) = (float(part.split("=")[1]) for part in gpu["engine-a-gpu"]["command"] if "gpu-memory-utilization" in part)
+    assert share <= 0.85
