@@ -1,5 +1,6 @@
 """The background of a plug-in: processes the engine's events in order, refits, and ticks once a second."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -20,12 +21,18 @@ from eviction_client.policy.hints import Owners
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.free_queue import Table
 from eviction_client.policy.request import TrackedRequest
+from eviction_client.policy.saved import restore, saving
 from eviction_client.policy.tier import ChunkTier
 from eviction_client.settings import ClientSettings
+from eviction_client.state_file import StateFile
 from eviction_client.transport.predictor import Predictor
+
+logger = logging.getLogger(__name__)
 
 ROUND_S: Final = 1.0
 """Longest time for which one round of the background processes events."""
+SAVE_EVERY_S: Final = 300.0
+"""Time between two saves of what was learned."""
 MOST_FAILURES: Final = 3
 """Failures of the background after which LRU applies until the engine restarts."""
 
@@ -70,6 +77,10 @@ class Learner:
         background: StartBackground,
     ) -> None:
         self.policy: Policy[BlockHash] = Policy(capacity, block_tokens=block_tokens, clock=now, rule=settings.rule)
+        self._state = None if settings.state is None else StateFile(settings.state)
+        self._saved_at = time.monotonic()
+        self._saving = False
+        self._go_on(now())
         self.tiers: list[ChunkTier] = []
         self.misses = Misses(capacity, block_tokens, every=self.policy.ghosts.every, hits=hits)
         self.switch = OperatorsFile(settings.lru_file)
@@ -118,8 +129,11 @@ class Learner:
         return self._events.settled
 
     def close(self) -> None:
-        """Stop the background."""
+        """Stop the background; save what was learned, unless that is running still."""
         self._background.close()
+        if self._state is not None and not self._saving:
+            self._save()
+            self._state.close()
 
     # The events, in the background.
 
@@ -223,6 +237,45 @@ class Learner:
         if self._pool is not None:
             self._pool.refitted(self.policy)
 
+    def _go_on(self, now: float) -> None:
+        """Go on from what an earlier process has saved."""
+        found = None if self._state is None else self._state.read()
+        if self._state is None or found is None:
+            return
+        values, age_s = found
+        try:
+            guarded = restore(self.policy, values, now, age_s)
+        except ValueError as error:
+            self._state.unusable(error)
+            return
+        guard = "" if guarded else "; the guard starts again, because rules or cache are others"
+        logger.info(
+            "learned prefix cache: goes on from %s, %.0f s old: %d classes, rule %s%s",
+            self._state.path,
+            age_s,
+            self.policy.fits.seen,
+            self.policy.in_force,
+            guard,
+        )
+
+    def _save(self) -> None:
+        """Save what was learned; nothing after a failure of the learning."""
+        if self._state is None or self.guard_failures:
+            return
+        self._saving, self._saved_at = True, time.monotonic()
+        try:
+            steps = saving(self.policy, self._now())
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    self._state.write(end.value)
+                    break
+                pause()
+        except Exception as error:
+            self._failed(error)
+        self._saving = False
+
     def _tick(self) -> None:
         """Do what is due about every second."""
         at = time.monotonic()
@@ -232,6 +285,8 @@ class Learner:
             self._note_order()
             for callback in self.on_tick:
                 callback()
+            if at - self._saved_at >= SAVE_EVERY_S:
+                self._save()
 
     def _distrust(self) -> None:
         """After a failure switch to LRU and discard what was learned, the guard's evidence too.
@@ -239,6 +294,8 @@ class Learner:
         LRU stays in force under a fixed rule, for which no guard would collect new evidence, and after MOST_FAILURES.
         """
         self.guard_failures += 1
+        if self._state is not None:
+            self._state.discard()
         self.policy = self.policy.renewed()
         for tier in self.tiers:
             tier.distrust(self.policy)

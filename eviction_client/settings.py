@@ -59,6 +59,12 @@ class ClientSettings(RedisSettings):
         "caches go on. The plug-in looks for it every second: touch it to roll back without a restart. It must belong to root "
         "or to the engine's user",
     )
+    state: Path | None = Field(
+        default=None,
+        description="folder in which the plug-in keeps what it has learned, up to 17 MB, for the restarted engine. Engines and "
+        "ranks may share it. It is written every five minutes and at shutdown. vLLM names equal blocks alike after a restart "
+        "only with PYTHONHASHSEED=0. Empty: a restarted engine learns from the beginning",
+    )
     keep_waiting: bool = Field(
         default=True, description="evict last what waiting requests will hit, those needed soonest the very last"
     )
@@ -112,7 +118,7 @@ class ClientSettings(RedisSettings):
         description="Redis keys that hold the shared blocks, equal in the whole fleet; on a cluster about 4 per primary",
     )
 
-    _empty_is_none = field_validator("predictor_ca", "predictor_token_file", mode="before")(none_if_empty)
+    _empty_is_none = field_validator("predictor_ca", "predictor_token_file", "state", mode="before")(none_if_empty)
 
     @field_validator("predictor_address", mode="before")
     @classmethod

@@ -51,9 +51,9 @@ Chatbot Arena, 20K to 160K tokens, 20 seeds, against the better of LRU and turn 
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 
 class Horizon(NamedTuple):
@@ -81,6 +81,20 @@ _RETURN_Z: Final = 1.0
 _PRIOR: Final = 3.0
 """Disagreements of a typical prompt's size that are assumed at the start."""
 _LARGEST_WEIGHT: Final = 2.0**64
+_LARGEST_SAVED: Final = 1e30
+_NUMBERS: Final = (
+    *("requests", "asked", "asked_squares", "disagreed", "disagreed_squares"),
+    *("disagreement", "account", "limit"),
+)
+"""Attributes that are numbers. The first line's have the weights of the longest horizon."""
+
+
+def finite(values: Sequence[Any], length: int) -> list[float]:
+    """Return saved numbers. Raises ValueError: not ``length`` numbers of a possible size; TypeError: not a list."""
+    found = [float(value) for value in values if type(value) in (int, float)]
+    if len(found) != len(values) or len(found) != length or not all(abs(value) <= _LARGEST_SAVED for value in found):
+        raise ValueError("not so many numbers of a possible size")
+    return found
 
 
 class _Sums:
@@ -178,6 +192,57 @@ class Guard:
             rule: gained / self._requests if self._requests else 0.0
             for rule, gained in zip(self.rules, self._sums[-1].gained, strict=True)
         }
+
+    def saved(self) -> dict[str, Any]:
+        """Return the evidence as JSON values, in sampled blocks, for a guard of the same rules (:meth:`restore`)."""
+        self._rescale(self._sums[-1].weight)
+        return {
+            "rules": list(self.rules),
+            "choosable": [self.rules[number] for number in self._choosable],
+            "leader": self._leader,
+            "used": self._used,
+            "expelled": self._expelled,
+            **{name: getattr(self, f"_{name}") for name in _NUMBERS},
+            "regained": self._regained,
+            "regained_squares": self._regained_squares,
+            "gained": [sums.gained for sums in self._sums],
+            "squares": [sums.squares for sums in self._sums],
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> bool:
+        """Go on from saved evidence; return whether it is of the same rules. If not, nothing changes.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is damaged. Nothing has changed.
+        """
+        if saved["rules"] != list(self.rules) or saved["choosable"] != [self.rules[number] for number in self._choosable]:
+            return False
+        rules = len(self.rules)
+        leader, used, expelled = saved["leader"], saved["used"], saved["expelled"]
+        if (
+            leader not in self._choosable
+            or used not in (0, *self._choosable)
+            or type(leader) is not int
+            or type(used) is not int
+        ):
+            raise ValueError("the rule in force")
+        numbers = dict(zip(_NUMBERS, finite([saved[name] for name in _NUMBERS], len(_NUMBERS)), strict=True))
+        regained, regained_squares = (finite(saved[name], rules) for name in ("regained", "regained_squares"))
+        if min(*regained, *regained_squares, *(value for name, value in numbers.items() if name != "account")) < 0.0:
+            raise ValueError("a sum below 0")
+        gained, squares = ([*saved[name]] for name in ("gained", "squares"))
+        if len(gained) != len(HORIZONS) or len(squares) != len(HORIZONS) or any(len(rows) != rules for rows in squares):
+            raise ValueError("the horizons")
+        for row in (*gained, *(row for rows in squares for row in rows)):
+            finite(row, rules)
+        for sums, of_rules, of_pairs in zip(self._sums, gained, squares, strict=True):
+            sums.weight, sums.gained, sums.squares = 1.0, [*of_rules], [[*row] for row in of_pairs]
+        for name, value in numbers.items():
+            setattr(self, f"_{name}", value)
+        self._regained, self._regained_squares = regained, regained_squares
+        self._leader, self._used, self._expelled = leader, used, bool(expelled)
+        self.in_force = self.rules[used]
+        return True
 
     def observe(self, hits: Sequence[int], asked: int, chosen: int) -> None:
         """Take in a request, and choose the rule for the next ones.

@@ -49,7 +49,7 @@ class Policy(Generic[H]):
         failed: a policy that this one replaces; see :meth:`renewed`.
 
     Attributes:
-        rule: as given.
+        rule, capacity, block_tokens: as given.
         choosable: the rules that the guard may put in force.
         ghosts: one ghost cache per rule.
         monitor: last uses, watched blocks and counts.
@@ -74,6 +74,7 @@ class Policy(Generic[H]):
         if rule != AUTO and rule not in RULES:
             raise ValueError(f"unknown rule {rule!r}: one of {', '.join((AUTO, *RULES))}")
         self.rule = rule
+        self.capacity = capacity
         self.block_tokens = block_tokens
         self._again = partial(
             Policy,

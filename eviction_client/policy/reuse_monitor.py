@@ -32,7 +32,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from eviction_client.pace import in_pieces
+from eviction_client.pace import PIECE, in_pieces
 from eviction_client.policy.features import LAST_TURN, MOST_USES, NOTHING_KNOWN, gap_class, level_of, seen
 from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.spans import Span, span_of
@@ -333,6 +333,69 @@ class ReuseMonitor(Generic[H]):
                 yield
         yield
         return found
+
+    @property
+    def gaps(self) -> tuple[float, float]:
+        """The decayed number of gaps between turns of a conversation, and their sum in seconds."""
+        return self._gaps, self._gaps_s
+
+    def latest_uses(self, most: int) -> Generator[None, None, list[tuple[Use, list[H]]]]:
+        """Return the latest uses of up to ``most`` blocks, the newest first, each with its blocks; in steps."""
+        blocks_of: dict[int, tuple[Use, list[H]]] = {}
+        if isinstance(self._uses, Recent):
+            for part in self._uses.parts():
+                for done, (block, use) in enumerate(part.items(), 1):
+                    blocks_of.setdefault(id(use), (use, []))[1].append(block)
+                    if not done % PIECE:
+                        yield
+                yield
+        newest = sorted(blocks_of.values(), key=lambda entry: entry[0].place, reverse=True)
+        yield
+        for number, (_, blocks) in enumerate(newest):
+            most -= len(blocks)
+            if most < 0:
+                return newest[:number]
+        return newest
+
+    def extensions(self) -> Generator[None, None, list[tuple[H, int]]]:
+        """Return how often blocks were the deepest known one of a longer prompt; in steps."""
+        found: list[tuple[H, int]] = []
+        for part in self._extended.parts():
+            found += part.items()
+            yield
+        return found
+
+    def restore_uses(self, uses: Sequence[tuple[Use, Sequence[H]]], extensions: Sequence[tuple[H, int]], used: int) -> None:
+        """Go on from saved uses, the newest first.
+
+        Args:
+            extensions: as of :meth:`extensions`.
+            used: as of :attr:`used`, when they were saved.
+        """
+        self._used = used
+        for use, blocks in reversed(uses):
+            for block in blocks:
+                self._uses.put(block, use)
+        for block, count in extensions:
+            self._extended.put(block, count)
+
+    @property
+    def used(self) -> int:
+        """Number of blocks that finished requests have used."""
+        return self._used
+
+    def restore(self, counts: Mapping[int, tuple[Counts, Counts]], gaps: tuple[float, float], age_s: float) -> None:
+        """Go on from saved counts, which are ``age_s`` seconds old.
+
+        Args:
+            counts: reuses and blocks at risk [INTERVALS] by class, as of :meth:`counts`.
+            gaps: as of :attr:`gaps`.
+        """
+        kept = 0.5 ** (age_s / self._half_life_s)
+        self._gaps, self._gaps_s = kept * gaps[0], kept * gaps[1]
+        for number, (reuses, at_risk) in counts.items():
+            self._reuses[number] = [kept * count for count in reuses]
+            self._at_risk[number] = [kept * count for count in at_risk]
 
     def move(self, numbers: Mapping[int, int]) -> None:
         """Add the counts and watched blocks of some classes to others, because the numbers get new meanings.
