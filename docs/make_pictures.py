@@ -403,6 +403,11 @@ WORKLOADS: Final = {
     "day": "a day's rise and fall",
     "adversary": "made to mislead the guard",
     "loop": "loops larger than the cache",
+    "users": "users of different habits",
+    "users-alike": "users of equal habits",
+    "tenants": "tenants of different habits",
+    "tenants-alike": "tenants of equal habits",
+    "applications": "chats under long system prompts",
 }
 """The generated workloads in words."""
 
@@ -414,7 +419,7 @@ def workloads() -> Figure:
     column = found.head.index("plugin-sidecar")
     rows = [row for row in found.rows if row[0] in WORKLOADS][::-1]
     means, worst = zip(*(numbers(row[column]) for row in rows), strict=True)
-    figure, (axis,) = plots(240)
+    figure, (axis,) = plots(340)
     places = range(len(rows))
     drawn = axis.barh(places, means, color=LIGHT["sidecar"], label="mean of sizes and seeds")
     axis.bar_label(drawn, fmt="{:+.1f}", padding=2, fontsize=7.5)
