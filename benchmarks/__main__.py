@@ -317,6 +317,24 @@ def bench_rules_worst(
     report(lambda: worst.run(names, _seeds(seeds), shares, jobs=jobs, stored=stored, folder=page), output, *written)
 
 
+@app.command("rules-restart")
+def bench_rules_restart(
+    logs: Annotated[list[str], typer.Argument(help="Logs with times, or names of generated workloads.")],
+    log_format: Format = "mooncake",
+    sizes: Annotated[str, typer.Option(help="Shares of the working set, with commas.")] = "2%,5%",
+    places: Annotated[str, typer.Option(help="When the engine restarts: shares of the log's time.")] = "30%,50%,70%",
+    seed: Annotated[int, typer.Option(help="Seed of generated workloads.")] = 0,
+    window: Annotated[float, typer.Option(help="Seconds after the restart that count.")] = 600.0,
+    output: Output = None,
+) -> None:
+    """Simulate an engine's restart with and without what the plug-in had learned."""
+    from benchmarks.rules import restart
+    from lpc_apps.simulator.amounts import parse_capacity
+
+    of_sizes, of_places = ([float(parse_capacity(part)) for part in text.split(",")] for text in (sizes, places))
+    report(lambda: restart.run(logs, log_format, of_sizes, of_places, seed=seed, window_s=window), output)
+
+
 @app.command("compute")
 def bench_compute(
     log: Annotated[Path, typer.Argument(help="A log.")],

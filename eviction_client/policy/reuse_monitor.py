@@ -342,13 +342,12 @@ class ReuseMonitor(Generic[H]):
     def latest_uses(self, most: int) -> Generator[None, None, list[tuple[Use, list[H]]]]:
         """Return the latest uses of up to ``most`` blocks, the newest first, each with its blocks; in steps."""
         blocks_of: dict[int, tuple[Use, list[H]]] = {}
-        if isinstance(self._uses, Recent):
-            for part in self._uses.parts():
-                for done, (block, use) in enumerate(part.items(), 1):
-                    blocks_of.setdefault(id(use), (use, []))[1].append(block)
-                    if not done % PIECE:
-                        yield
-                yield
+        for part in self._uses.parts():
+            for done, (block, use) in enumerate(part.items(), 1):
+                blocks_of.setdefault(id(use), (use, []))[1].append(block)
+                if not done % PIECE:
+                    yield
+            yield
         newest = sorted(blocks_of.values(), key=lambda entry: entry[0].place, reverse=True)
         yield
         for number, (_, blocks) in enumerate(newest):

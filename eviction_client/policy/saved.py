@@ -10,9 +10,9 @@ blocks that several prompts have extended. All of it is checked before anything 
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from itertools import count, pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from eviction_client.block_hash import BlockHash
 from eviction_client.pace import PIECE
@@ -33,6 +33,11 @@ from eviction_client.policy.reuse_monitor import MOST_CLAIMS, Counts, nothing, t
 from eviction_client.policy.uses import Claim, Use
 from lpc.model.curve import INTERVALS
 
+H = TypeVar("H", bound=Hashable)
+
+_NAME: Final[Callable[[Any], bytes]] = bytes
+_BLOCK: Final[Callable[[bytes], Any]] = BlockHash
+
 VERSION: Final = 1
 LEAST: Final = 0.05
 """Blocks at risk below which a class is not saved."""
@@ -48,11 +53,12 @@ BOUNDS: Final = Features(GAP_CLASSES, NEW_GROUPS, TURN_GROUPS, 1, 2, LEVELS, 1, 
 """By feature: its values in a saved class are below this."""
 
 
-def saving(policy: Policy[BlockHash], now: float) -> Generator[None, None, list[Any]]:
+def saving(policy: Policy[H], now: float, name: Callable[[H], bytes] = _NAME) -> Generator[None, None, list[Any]]:
     """Return the state of a policy as JSON values. In steps of about a millisecond at most. In the background.
 
     Args:
         now: seconds.
+        name: returns the name of a block; all have as many bytes, at most MOST_NAME.
     """
     monitor, rates, ghosts = policy.monitor, policy.fits.rates, policy.ghosts
     counts = yield from monitor.counts(now)
@@ -69,18 +75,19 @@ def saving(policy: Policy[BlockHash], now: float) -> Generator[None, None, list[
             classes.append([list(key), _rounded(reuses), _rounded(at_risk)])
         yield
     latest = yield from monitor.latest_uses(MOST_BLOCKS)
-    length = len(latest[0][1][0]) if latest else 0
+    length = len(name(latest[0][1][0])) if latest else 0
     uses: list[Any] = []
     numbers: dict[int, int] = {}
     for use, blocks in latest:
         of_use = _values(use, numbers)
         for start in range(0, len(blocks), PIECE):
-            uses.append([of_use, _text(blocks[start : start + PIECE], length)])
+            uses.append([of_use, _text(map(name, blocks[start : start + PIECE]), length)])
             yield
     extensions = yield from monitor.extensions()
     extended: list[Any] = []
     for start in range(0, len(extensions), PIECE):
-        part = [entry for entry in extensions[start : start + PIECE] if len(entry[0]) == length]
+        part = [(name(block), times) for block, times in extensions[start : start + PIECE]]
+        part = [entry for entry in part if len(entry[0]) == length]
         extended.append([[times for _, times in part], _text([block for block, _ in part], length)])
         yield
     head = {
@@ -100,7 +107,7 @@ def saving(policy: Policy[BlockHash], now: float) -> Generator[None, None, list[
     return [head, *classes, *uses, *extended]
 
 
-def restore(policy: Policy[BlockHash], state: Sequence[Any], now: float, age_s: float) -> bool:
+def restore(policy: Policy[H], state: Sequence[Any], now: float, age_s: float, block: Callable[[bytes], H] = _BLOCK) -> bool:
     """Let a new policy go on from a saved state; return whether the guard goes on as well.
 
     The guard starts again if the rules, the size of a block or the sampling are others, or the capacity differs by more than
@@ -109,6 +116,7 @@ def restore(policy: Policy[BlockHash], state: Sequence[Any], now: float, age_s: 
     Args:
         now: seconds, by the clock of the saved uses.
         age_s: time since it was saved, seconds, at least 0. The counts lose weight as if the engine had run.
+        block: returns the block of a name.
 
     Raises:
         ValueError: it is damaged or of another version. Nothing has changed.
@@ -128,11 +136,11 @@ def restore(policy: Policy[BlockHash], state: Sequence[Any], now: float, age_s: 
         gaps, gaps_s = _positive(head["gaps"], 2)
         read_s, read_tokens, life_s = _positive(head["rates"], 3)
         length, used = _whole(head["name_bytes"], MOST_NAME), _whole(head["used"], 2**62)
-        uses = [(_use(values, now, used), list(_blocks(text, length))) for values, text in of_uses]
+        uses = [(_use(values, now, used), list(map(block, _blocks(text, length)))) for values, text in of_uses]
         extensions = [
             entry
             for times, text in of_extended
-            for entry in zip(_blocks(text, length), [_whole(each, 2**31) for each in times], strict=True)
+            for entry in zip(map(block, _blocks(text, length)), [_whole(each, 2**31) for each in times], strict=True)
         ]
         same_blocks = head["block_tokens"] == policy.block_tokens
         alike = (
@@ -188,16 +196,16 @@ def _use(values: Sequence[Any], now: float, used: int) -> Use | None:
     return Use(float(at), *whole, only, tuple(claims), _whole(prompt, 2**31))
 
 
-def _text(blocks: Sequence[BlockHash], length: int) -> str:
-    return b64encode(b"".join([block for block in blocks if len(block) == length])).decode()
+def _text(names: Iterable[bytes], length: int) -> str:
+    return b64encode(b"".join([name for name in names if len(name) == length])).decode()
 
 
-def _blocks(text: str, length: int) -> Iterator[BlockHash]:
+def _blocks(text: str, length: int) -> Iterator[bytes]:
     """Iterate over the names of saved blocks. Raises TypeError and ValueError."""
     joined = b64decode(text, validate=True)
     if len(joined) > PIECE * length or (length and len(joined) % length):
         raise ValueError("names of blocks of another length")
-    return (BlockHash(joined[start : start + length]) for start in range(0, len(joined), length or 1))
+    return (joined[start : start + length] for start in range(0, len(joined), length or 1))
 
 
 def _whole(value: Any, most: int) -> int:

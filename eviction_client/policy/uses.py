@@ -1,9 +1,9 @@
 """The latest use of blocks, and the conversations' claims on them."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple, Protocol, TypeVar
 
-K = TypeVar("K", bound=Hashable, contravariant=True)
+K = TypeVar("K", bound=Hashable)
 
 
 class Claim(NamedTuple):
@@ -60,3 +60,6 @@ class Uses(Protocol[K]):
 
     def put(self, key: K, value: Use, /) -> None:
         """Set a block's latest use."""
+
+    def parts(self) -> Iterator[dict[K, Use]]:
+        """Iterate over the parts of the table."""

@@ -4,7 +4,7 @@
 from the first request on, and the probabilities of a head if the workload has them.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from eviction_client.fleet_pool import FleetPool
@@ -49,12 +49,16 @@ class PluginPolicy(EvictionPolicy[Piece]):
             sample=Samples().of,
             ghost=SegmentGhostCache,
         )
-        self.queue: FreeQueue[Piece] = FreeQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), self.core.classes, clock=self._clock)
-        self._follow()
+        self.empty()
         self._requests: dict[Turn, TrackedRequest[Segment]] = {}
         self._finished: TrackedRequest[Segment] | None = None
         self._freed: Run | None = None
         self._pool: FleetPool[Segment] | None = None
+
+    def empty(self) -> None:
+        """Let the queue of the cache be empty; what was learned stays."""
+        self.queue: FreeQueue[Piece] = FreeQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), self.core.classes, clock=self._clock)
+        self._follow()
 
     def join(self, store: BlockStore[Segment], engine: EngineId) -> None:
         """Pool retain-until times, as an engine does through Redis, but at once."""
@@ -192,7 +196,7 @@ class SegmentUses:
 
     def __init__(self, remembered: int) -> None:
         self._remembered = remembered
-        self._uses: dict[Hashable, Use] = {}
+        self._uses: dict[Segment, Use] = {}
         self._blocks = 0
 
     def get(self, segment: Segment, /) -> Use | None:
@@ -209,6 +213,10 @@ class SegmentUses:
             oldest: Any = next(iter(uses))
             del uses[oldest]
             self._blocks -= oldest.size
+
+    def parts(self) -> Iterator[dict[Segment, Use]]:
+        """Iterate over the table, as the one part that it has."""
+        yield self._uses
 
 
 def prompt_of(turn: Turn, path: Path) -> Path:
