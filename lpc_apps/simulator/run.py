@@ -20,6 +20,7 @@ from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import ACTIVE, SAMPLE, ThinkTimes, draw, load_sample
 from lpc_apps.simulator.engine import FCFS, simulate
 from lpc_apps.simulator.fleet.run import Fleet, simulate_fleet
+from lpc_apps.simulator.lru_replay import replay_lru
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.sessions import REQUESTS, closed_loop
 from lpc_apps.simulator.spread import parts_for, processes, spreading
@@ -177,7 +178,11 @@ def run_one(run: SimulationRun, on_start: Callable[[Turn, int], None] | None = N
         )
     make, cost, queueing = partial(policy, workload=workload, settings=run.settings), run.settings.cost, run.queueing
     if run.fleet is None:
-        figures = simulate(workload, capacity // sample, make, cost=cost, queueing=queueing, on_start=on_start).figures()
+        alone = run.policy == "lru" and queueing == FCFS and on_start is None
+        result = replay_lru(workload, capacity // sample, cost) if alone else None
+        if result is None:
+            result = simulate(workload, capacity // sample, make, cost=cost, queueing=queueing, on_start=on_start)
+        figures = result.figures()
     else:
         _check_fleet(run, workload)
         figures = simulate_fleet(workload, capacity, make, run.fleet, cost=cost, queueing=queueing).figures()
