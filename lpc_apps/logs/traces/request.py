@@ -234,7 +234,7 @@ def milliseconds(record: dict[str, Any], name: str) -> float:
 def ids_of(record: dict[str, Any], name: str) -> list[int]:
     """Return a field that is a list of whole numbers. Raises WrongRecord."""
     ids = record.get(name)
-    if not isinstance(ids, list) or not all(isinstance(block, int) and not isinstance(block, bool) for block in ids):
+    if not isinstance(ids, list) or not {*map(type, ids)} <= {int}:
         raise WrongRecord(f"{name} is not a list of whole numbers")
     return ids
 
