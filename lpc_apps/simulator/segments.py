@@ -88,12 +88,13 @@ class Paths:
         """Add turns. Once a cache is in use, they must share only whole segments with earlier turns."""
         found = list(turns)
         for turn in found:
-            self._add(tuple(turn.all_contents))
-            if turn.contents is not turn.all_contents:
-                self._add(tuple(turn.contents))
+            whole, prompt = tuple(turn.all_contents), len(turn.contents)
+            self._add(whole)
+            if prompt < len(whole):
+                self._cut(whole, prompt)
             servable = turn.servable(self._block_tokens)
-            if servable < len(turn.contents):
-                self._add(tuple(turn.contents[:servable]))
+            if servable < prompt:
+                self._cut(whole, servable)
         self._of.update((turn, self._walk(turn.all_contents)) for turn in found)
 
     def of(self, turn: Chained) -> Path:
@@ -139,6 +140,15 @@ class Paths:
             here = contents[at : at + segment.size]
             if here != segment.contents:
                 self._split(segment, _common(here, segment.contents))
+            at += segment.size
+
+    def _cut(self, contents: tuple[int, ...], depth: int) -> None:
+        """Let a segment end before a depth of a known chain."""
+        at = 0
+        while at < depth:
+            segment = self._starting[contents[at]]
+            if at + segment.size > depth:
+                self._split(segment, depth - at)
             at += segment.size
 
     def _split(self, segment: Segment, size: int) -> None:
