@@ -73,13 +73,20 @@ Path = tuple[Segment, ...]
 
 
 class Paths:
-    """The paths of a workload's turns, in blocks of ``block_tokens`` tokens."""
+    """The paths of a workload's turns.
 
-    def __init__(self, turns: Iterable[Chained], block_tokens: int) -> None:
+    Args:
+        block_tokens: tokens of a block.
+        chained: whether equal content ids have equal ids before them, as in every log.
+    """
+
+    def __init__(self, turns: Iterable[Chained], block_tokens: int, *, chained: bool = False) -> None:
         self._block_tokens = block_tokens
+        self._chained = chained
         self._starting: dict[int, Segment] = {}
         """Segments by content id of the first block."""
         self._known: set[int] = set()
+        """All blocks, unless they are chained: then none is inside a segment that a path does not enter at its start."""
         self._single: dict[int, Segment] = {}
         self._of: dict[Chained, Path] = {}
         self.extend(turns)
@@ -131,13 +138,18 @@ class Paths:
                     self._split(*self._within(contents[at]))
                     continue
                 new = contents[at:]
-                if not self._known.isdisjoint(new):
-                    new = new[: next(i for i, content in enumerate(new) if content in self._known)]
+                if not self._chained:
+                    if not self._known.isdisjoint(new):
+                        new = new[: next(i for i, content in enumerate(new) if content in self._known)]
+                    self._known.update(new)
                 starting[new[0]] = Segment(new, at)
-                self._known.update(new)
                 at += len(new)
                 continue
-            here = contents[at : at + segment.size]
+            stop = at + segment.size
+            if self._chained and stop <= end and contents[stop - 1] == segment.contents[-1]:
+                at = stop
+                continue
+            here = contents[at:stop]
             if here != segment.contents:
                 self._split(segment, _common(here, segment.contents))
             at += segment.size

@@ -117,7 +117,8 @@ class _Conversations:
 
     def __init__(self) -> None:
         self._latest: dict[int, _Place] = {}  # by the last full block of the prompt
-        self._seen: set[int] = set()
+        self._seen = bytearray()
+        """1 for each block that an earlier prompt has, by its id: these count up from 0."""
         self._ends: set[int] = set()
         """Blocks seen that none has followed."""
         self._forks: Counter[int] = Counter()
@@ -143,7 +144,9 @@ class _Conversations:
                 self._ends.remove(before)
             else:
                 self._forks[before] += 1
-        self._seen.update(blocks[known:])
+        self._seen.extend(bytes(max(blocks[-1] + 1 - len(self._seen), 0)))
+        for block in blocks[known:]:
+            self._seen[block] = True
         self._ends.add(blocks[-1])
 
     def _place(self, line: _Line) -> _Place:
@@ -159,7 +162,8 @@ class _Conversations:
 
     def _known(self, blocks: tuple[int, ...]) -> int:
         """Return how many of a prompt's blocks earlier prompts have."""
-        return bisect_left(blocks, True, key=lambda block: block not in self._seen)
+        seen, size = self._seen, len(self._seen)
+        return bisect_left(blocks, True, key=lambda block: block >= size or not seen[block])
 
     def _shared(self, block: int) -> bool:
         return self._forks.get(block, 0) >= SHARED_AFTER

@@ -4,6 +4,7 @@ Wrong lines are counted by reason, and the first of each reason is reported by f
 are wrong. Messages contain no text of a line, which may be a user's.
 """
 
+from array import array
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +104,7 @@ class _Run:
 
     __slots__ = ("blocks", "following", "ids")
 
-    def __init__(self, blocks: list[Any], ids: list[int]) -> None:
+    def __init__(self, blocks: Any, ids: list[int]) -> None:
         self.blocks = blocks
         self.ids = ids
         self.following: dict[Any, _Run] = {}
@@ -135,21 +136,32 @@ class BlockIds:
         ids: list[int] = []
         following = self._start.setdefault(within, {})
         at, end = 0, len(blocks)
+        packed = _packed(blocks)
         while at < end:
             run = following.get(blocks[at])
             if run is None:
                 new = list(range(self._next, self._next + end - at))
                 self._next += end - at
-                following[blocks[at]] = _Run(list(blocks[at:]), new)
+                following[blocks[at]] = _Run(packed[at:], new)
                 ids += new
                 break
-            here = blocks[at : at + len(run.blocks)]
+            here = packed[at : at + len(run.blocks)]
             if here != run.blocks:
-                run.split(next((i for i, (a, b) in enumerate(zip(here, run.blocks, strict=False)) if a != b), len(here)))
+                same = next((i for i, (a, b) in enumerate(zip(here, run.blocks, strict=False)) if a != b), len(here))
+                if same < len(run.blocks):  # else one of the two is not packed
+                    run.split(same)
             ids += run.ids
             at += len(run.ids)
             following = run.following
         return tuple(ids)
+
+
+def _packed(blocks: list[int] | list[bytes]) -> Any:
+    """Return whole numbers as an array, which takes a fifth of the memory and is compared faster; others in a list."""
+    try:
+        return array("q", blocks)
+    except (TypeError, OverflowError):
+        return list(blocks)
 
 
 def read_lines(path: Path, parse: Callable[[Record], T], skipped: Skipped, key: Callable[[T], tuple[float, ...]]) -> list[T]:
