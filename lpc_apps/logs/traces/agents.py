@@ -10,6 +10,7 @@ reply; it is the category of the next request.
 import random
 import tarfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -31,7 +32,7 @@ from lpc_apps.logs.records import (
     refuse_remainder,
     unpacked,
 )
-from lpc_apps.logs.traces.request import BlockIds, Trace, TracedRequest, ids_of, seconds, tokens
+from lpc_apps.logs.traces.request import BlockIds, Trace, TracedRequest, ids_of, packed, seconds, tokens
 
 ACTIVE_SESSIONS: Final = 20
 OTHER_SIZE: Final = "block_size is not that of most sessions"
@@ -42,7 +43,7 @@ class _Call:
     at: float
     input_tokens: int
     output_tokens: int
-    blocks: list[int]
+    blocks: Sequence[int]
     reply_end: str
     took: float
 
@@ -220,7 +221,7 @@ def _gather(calls: object, start: float, conversations: list[list[_Call]]) -> in
 
 
 def _call(call: Record, start: float) -> _Call:
-    ids = ids_of(call, "hash_ids")
+    ids: Sequence[int] = packed(ids_of(call, "hash_ids"))
     took = call.get("api_time") or 0.0
     return _Call(
         start + seconds(call, "t"),
