@@ -71,11 +71,11 @@ class Uses:
         needs = [-(-computed_tokens(turn.input_tokens, turn.output_tokens if decodes else 0) // size) for turn in turns]
         self.most = max(needs, default=0)
         self.blanks = [max(count - len(turn.all_contents), 0) for count, turn in zip(needs, turns, strict=True)]
-        self.parts = np.frombuffer(self._parts(workload), np.int64).reshape(-1, 6).T
+        self.parts = np.frombuffer(self._parts(workload), np.int32).reshape(-1, 6).T
 
     def _parts(self, workload: Workload) -> "array[int]":
         """Set paths and lengths; return the parts, row by row."""
-        parts = array("q")
+        parts = array("i")
         numbers: dict[Segment, int] = {}
         used_at: list[float] = []
         used_by: list[str | None] = []
@@ -230,8 +230,9 @@ def _result(uses: Uses, found: _Hits, cost: Cost) -> Result:
 def _sources(uses: Uses, blocks: Numbers) -> tuple[dict[str, int], dict[str, int]]:
     """Return prompt tokens by source, and evicted ones by the time since their last use (`lpc_apps.simulator.sources`)."""
     size, turns = uses.block_tokens, uses.turns[uses.counted :]
-    request, start, end, shared, unused, before = uses.parts[:, uses.parts[0] >= uses.counted]
-    hit = np.clip(blocks[request] - start, 0, end - start)
+    first = np.searchsorted(uses.parts[0], uses.counted)
+    request, start, end, shared, unused, before = uses.parts[:, first:]
+    hit = np.clip(blocks.astype(np.int32)[request] - start, 0, end - start)
     missed = end - start - hit
     new = unused == 0
     changed = int(np.clip(np.minimum(end, before) - start - hit, 0, None)[new].sum())
