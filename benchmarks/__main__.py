@@ -253,6 +253,24 @@ def bench_peers(trace: Annotated[Path, typer.Argument(help="A log in Mooncake's 
     report(lambda: peers.run(trace), output)
 
 
+@app.command("speed")
+def bench_speed(
+    against: Annotated[str, typer.Option(help="Revision of git to compare with.")],
+    rows: Annotated[str, typer.Option(help="Names with commas. [default: all]")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each side, of which the least counts.")] = 3,
+    copies: Annotated[int, typer.Option(min=1, help="Copies of Mooncake's trace, 12,031 requests, in the long log.")] = 20,
+    output: Output = None,
+) -> None:
+    """Processor time, memory and figures of `lpc simulate` against another revision, both in the same run.
+
+    The logs are those in the folder data; rows whose log is missing are left out. Half an hour on two cores.
+    """
+    from benchmarks import speed
+
+    names = [name for name in rows.split(",") if name] or list(speed.ROWS)
+    report(lambda: speed.run(against, names, rounds=rounds, copies=copies), output)
+
+
 Questions = Annotated[Path, typer.Argument(help="Folder of public questions; see docs/benchmarks/response-caches.md.")]
 
 

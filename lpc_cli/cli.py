@@ -3,7 +3,6 @@
 A command imports its dependencies when it runs, because the base install (the client) has few of them.
 """
 
-import importlib.metadata
 import os
 import re
 import signal
@@ -87,7 +86,9 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, context_settings={"help_op
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"{NAME} {importlib.metadata.version(NAME)}")
+        from importlib.metadata import version
+
+        typer.echo(f"{NAME} {version(NAME)}")
         raise typer.Exit
 
 
@@ -150,9 +151,11 @@ def advice_for(package: str, command: str | None = None) -> str:
 
 def _extras() -> dict[str, set[str]]:
     """Return the packages of each extra, with those of the extras in it, and of the base under an empty name."""
+    from importlib.metadata import requires
+
     direct: dict[str, set[str]] = {"": set()}
     inside: dict[str, set[str]] = {}
-    for line in importlib.metadata.requires(NAME) or ():
+    for line in requires(NAME) or ():
         found = _REQUIREMENT.fullmatch(line)
         assert found is not None
         package, extras, extra = _normal(found[1]), found[2], found[3] or ""

@@ -1,6 +1,5 @@
 """`lpc demo`, the command of `make run`: a model, a small simulation, and a running sidecar."""
 
-import asyncio
 import shlex
 import shutil
 import signal
@@ -58,6 +57,8 @@ def demo(
 
 
 def _run(settings: "ServiceSettings", picture: Path) -> None:
+    import asyncio
+
     from lpc.model.artifact import read_manifest
     from lpc.model.recalibration import Platt
     from lpc.wire.terminal import console
@@ -108,6 +109,8 @@ def _show_gain(picture: Path, screen: "Console") -> None:
 
 
 async def _serve(settings: "ServiceSettings", corrections: "Mapping[str, Platt]", screen: "Console") -> None:
+    import asyncio
+
     from predictor_service.server import running
 
     stop = asyncio.Event()

@@ -1,6 +1,5 @@
 """`lpc serve`: the sidecar."""
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +30,8 @@ def serve(
     provider: Annotated[Provider | None, typer.Option(help="Device of inference; default: auto, CUDA if present.")] = None,
 ) -> None:
     """Run the prediction sidecar until Ctrl-C. Every setting can also be given as LPC_... or in a file."""
+    import asyncio
+
     settings = service_settings(
         config,
         host=host,

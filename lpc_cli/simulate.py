@@ -16,7 +16,6 @@ def simulate(**given: Any) -> None:
     """
     try:
         from lpc_apps.logs.log import open_log
-        from lpc_cli.fleet import simulate_fleets
         from lpc_cli.simulation import describe, simulate_engine
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: {install('sim')}")
@@ -29,7 +28,11 @@ def simulate(**given: Any) -> None:
         with opened as log:
             if options.describe:
                 return describe(options, log)
-            return simulate_engine(options, log) if options.engines is None else simulate_fleets(options, log)
+            if options.engines is None:
+                return simulate_engine(options, log)
+            from lpc_cli.fleet import simulate_fleets
+
+            return simulate_fleets(options, log)
 
     report(measure, options.output, options.picture, options.html, as_json=options.as_json)
 

@@ -328,8 +328,14 @@ class Ghosts(Generic[H]):
             hits = {rule: min(count, blocks_asked) for rule, count in started.items()}
         self._chain += IN_USE_FOLLOWS * (self.chosen.count(followed) - self._chain)
         self._hit += IN_USE_FOLLOWS * (hits[CHOSEN] - self._hit)
+        in_sample: dict[int, list[Span]] = {}
+        """By the id of the spans in the chain, which several rules share."""
         for rule, cache in caches.items():
-            cache.use(followed, [span.at(depths[span.start], depths[span.end]) for span in spans[rule]])
+            of_rule = spans[rule]
+            found = in_sample.get(id(of_rule))
+            if found is None:
+                found = in_sample[id(of_rule)] = [span.at(depths[span.start], depths[span.end]) for span in of_rule]
+            cache.use(followed, found)
         self.latest_asked, self.latest = blocks_asked, hits
         if asked:
             self.asked += blocks_asked

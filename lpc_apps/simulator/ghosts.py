@@ -6,7 +6,7 @@ number stands for them, and eviction takes from the number. These caches have no
 One difference: if a part of a segment is kept for a waiting request, and another request computes the rest, all of it is kept.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from eviction_client.policy.ghosts import GhostBlock, GhostCache, sampled
@@ -28,20 +28,17 @@ class Samples:
     """The samples of a workload's segments, each counted once."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Segment, int], Sampled | None] = {}
+        self._found: dict[int, dict[Segment, Sampled | None]] = {}
+        """By one block in how many, and segment; None: the sample is empty."""
 
     def of(self, path: Sequence[Segment], every: int) -> list[Sampled]:
         """Return the samples of one block in ``every`` of some segments, without empty ones."""
-        found = self._found
-        out = []
+        found = self._found.setdefault(every, {})
         for segment in path:
-            key = segment, every
-            if key not in found:
+            if segment not in found:
                 size = segment.size if every == 1 else sum(sampled(block_hash(block), every) for block in segment.contents)
-                found[key] = Sampled(size) if size else None
-            if (sample := found[key]) is not None:
-                out.append(sample)
-        return out
+                found[segment] = Sampled(size) if size else None
+        return [sample for sample in map(found.__getitem__, path) if sample is not None]
 
 
 class _Held(GhostBlock[Sampled]):
@@ -69,22 +66,23 @@ class SegmentGhostCache(GhostCache[Sampled]):
 
     def hits(self, prompt: Sequence[Sampled], above: GhostCache[Sampled] | None = None) -> int:  # noqa: ARG002
         """Return the number of leading blocks of a prompt that are here."""
-        return sum(block.size for block in self._leading(prompt))
+        return sum([block.size for block in self._leading(prompt)])
 
     def wait(self, request: Hashable, prompt: Sequence[Sampled], above: GhostCache[Sampled] | None = None) -> None:  # noqa: ARG002
         """Retain the blocks that a waiting request will hit."""
         self.queue.wait(request, [block.block_id for block in self._leading(prompt)])
 
-    def _leading(self, prompt: Sequence[Sampled]) -> Iterator[_Held]:
-        """Yield what is here of a prompt before the first gap."""
-        held = self._held
+    def _leading(self, prompt: Sequence[Sampled]) -> list[_Held]:
+        """Return what is here of a prompt before the first gap."""
+        held, leading = self._held, []
         for sample in prompt:
             block = held.get(sample)
             if block is None:
-                return
-            yield block
+                break
+            leading.append(block)
             if block.size < sample.size:
-                return
+                break
+        return leading
 
     def use(self, chain: Sequence[Sampled], spans: Sequence[Span]) -> None:
         """Insert a finished request's blocks, by class from the chain's start, and evict as the rule says."""

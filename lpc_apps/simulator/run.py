@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -19,13 +19,16 @@ from lpc_apps.simulator.cluster import spreading_on
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import ACTIVE, SAMPLE, ThinkTimes, draw, load_sample
 from lpc_apps.simulator.engine import FCFS, simulate
-from lpc_apps.simulator.fleet.run import Fleet, simulate_fleet
+from lpc_apps.simulator.lru_replay import replay_lru
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.sessions import REQUESTS, closed_loop
 from lpc_apps.simulator.spread import parts_for, processes, spreading
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Turn, Workload, from_trace
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
+
+if TYPE_CHECKING:
+    from lpc_apps.simulator.fleet.run import Fleet
 
 LEARN_S: Final = 1800.0
 DEFAULT_POLICIES: Final = ("lru", "mq", "plugin", "plugin-sidecar", "belady")
@@ -81,7 +84,7 @@ class SimulationRun:
     capacity: int | float
     queueing: Queueing = FCFS
     settings: PolicySettings = field(default_factory=PolicySettings)
-    fleet: Fleet | None = None
+    fleet: "Fleet | None" = None
 
 
 def build(spec: WorkloadSpec) -> tuple[Workload, int]:
@@ -136,8 +139,9 @@ def build_of_files(spec: WorkloadSpec, changed: tuple[tuple[Path, int], ...]) ->
         workload.name = f"{workload.name}, {spec.sessions} sessions at a time"
     tokens = workload.working_set_tokens() * spec.sample
     # The workload stays for many runs, so the collector need not visit its requests during each.
-    gc.unfreeze()
-    gc.collect()
+    if gc.get_freeze_count():
+        gc.unfreeze()
+        gc.collect()  # the workload before this one
     gc.freeze()
     return workload, tokens
 
@@ -177,8 +181,14 @@ def run_one(run: SimulationRun, on_start: Callable[[Turn, int], None] | None = N
         )
     make, cost, queueing = partial(policy, workload=workload, settings=run.settings), run.settings.cost, run.queueing
     if run.fleet is None:
-        figures = simulate(workload, capacity // sample, make, cost=cost, queueing=queueing, on_start=on_start).figures()
+        alone = run.policy == "lru" and queueing == FCFS and on_start is None
+        result = replay_lru(workload, capacity // sample, cost) if alone else None
+        if result is None:
+            result = simulate(workload, capacity // sample, make, cost=cost, queueing=queueing, on_start=on_start)
+        figures = result.figures()
     else:
+        from lpc_apps.simulator.fleet.run import simulate_fleet
+
         _check_fleet(run, workload)
         figures = simulate_fleet(workload, capacity, make, run.fleet, cost=cost, queueing=queueing).figures()
         figures = {

@@ -73,13 +73,20 @@ Path = tuple[Segment, ...]
 
 
 class Paths:
-    """The paths of a workload's turns, in blocks of ``block_tokens`` tokens."""
+    """The paths of a workload's turns.
 
-    def __init__(self, turns: Iterable[Chained], block_tokens: int) -> None:
+    Args:
+        block_tokens: tokens of a block.
+        chained: whether equal content ids have equal ids before them, as in every log.
+    """
+
+    def __init__(self, turns: Iterable[Chained], block_tokens: int, *, chained: bool = False) -> None:
         self._block_tokens = block_tokens
+        self._chained = chained
         self._starting: dict[int, Segment] = {}
         """Segments by content id of the first block."""
         self._known: set[int] = set()
+        """All blocks, unless they are chained: then none is inside a segment that a path does not enter at its start."""
         self._single: dict[int, Segment] = {}
         self._of: dict[Chained, Path] = {}
         self.extend(turns)
@@ -88,12 +95,13 @@ class Paths:
         """Add turns. Once a cache is in use, they must share only whole segments with earlier turns."""
         found = list(turns)
         for turn in found:
-            self._add(tuple(turn.all_contents))
-            if turn.contents is not turn.all_contents:
-                self._add(tuple(turn.contents))
+            whole, prompt = tuple(turn.all_contents), len(turn.contents)
+            self._add(whole)
+            if prompt < len(whole):
+                self._cut(whole, prompt)
             servable = turn.servable(self._block_tokens)
-            if servable < len(turn.contents):
-                self._add(tuple(turn.contents[:servable]))
+            if servable < prompt:
+                self._cut(whole, servable)
         self._of.update((turn, self._walk(turn.all_contents)) for turn in found)
 
     def of(self, turn: Chained) -> Path:
@@ -130,15 +138,29 @@ class Paths:
                     self._split(*self._within(contents[at]))
                     continue
                 new = contents[at:]
-                if not self._known.isdisjoint(new):
-                    new = new[: next(i for i, content in enumerate(new) if content in self._known)]
+                if not self._chained:
+                    if not self._known.isdisjoint(new):
+                        new = new[: next(i for i, content in enumerate(new) if content in self._known)]
+                    self._known.update(new)
                 starting[new[0]] = Segment(new, at)
-                self._known.update(new)
                 at += len(new)
                 continue
-            here = contents[at : at + segment.size]
+            stop = at + segment.size
+            if self._chained and stop <= end and contents[stop - 1] == segment.contents[-1]:
+                at = stop
+                continue
+            here = contents[at:stop]
             if here != segment.contents:
                 self._split(segment, _common(here, segment.contents))
+            at += segment.size
+
+    def _cut(self, contents: tuple[int, ...], depth: int) -> None:
+        """Let a segment end before a depth of a known chain."""
+        at = 0
+        while at < depth:
+            segment = self._starting[contents[at]]
+            if at + segment.size > depth:
+                self._split(segment, depth - at)
             at += segment.size
 
     def _split(self, segment: Segment, size: int) -> None:

@@ -156,7 +156,7 @@ class Workload:
     @cached_property
     def paths(self) -> Paths:
         """The turns' blocks as segments. Turns and their contents must not change after the first use."""
-        return Paths(self.turns(), self.block_tokens)
+        return Paths(self.turns(), self.block_tokens, chained=self.trace is not None)
 
     def working_set_tokens(self) -> int:
         """Return the tokens of all distinct prompt blocks, which an infinite cache would contain."""

@@ -1,6 +1,5 @@
 """`lpc cache`: serve response caches; correct, invalidate and report them, with an engine's settings (LPC_PREDICTOR_...)."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
@@ -48,6 +47,8 @@ def serve_caches(
     use_file(config)
     flags = {"host": host, "port": port, "metrics_port": metrics_port, "unix_socket": unix_socket, "models": models}
     settings = server_settings(CacheServerSettings, **flags)
+    import asyncio
+
     from predictor_service.process import until_stopped  # after the log is set up
     from response_cache.service.running import running_alone
 
@@ -158,6 +159,8 @@ def _invalidate(message: "pb.InvalidateRequest", address: str | None) -> None:
 
 
 def _with_client(action: Callable[["ResponseCacheClient"], Awaitable[Result]], address: str | None) -> Result:
+    import asyncio
+
     from lpc.wire.access import access_of
     from response_cache.client import ResponseCacheClient
 

@@ -1,6 +1,5 @@
 """`lpc gateway`: the OpenAI-compatible proxy in front of the engines."""
 
-import asyncio
 import logging
 from typing import Annotated, Literal
 
@@ -48,6 +47,8 @@ def gateway(
     # They log each request with its address, which the gateway's own log already covers.
     for library in ("httpx", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)
+    import asyncio
+
     from response_cache.gateway import server  # after the log is set up
 
     asyncio.run(server.serve(settings, sidecar))

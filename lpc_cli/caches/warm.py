@@ -1,10 +1,8 @@
 """`lpc cache warm`: fetches the answers to expected questions through the gateway."""
 
-import asyncio
 import contextlib
 import math
 import signal
-import ssl
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -12,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from lpc.errors import LpcError, UsageError
-from lpc.wire.certificates import CertificateError
 from lpc.wire.tokens import TokenFileError, token_in
 from lpc_cli.options import JsonOutput
 from lpc_cli.outcome import report
@@ -43,6 +40,8 @@ def warm(
 
     What is cached already reaches no engine, so a run can be repeated. --yesterday needs `warm_up` in the scope's settings.
     """
+    import asyncio
+
     if (file is None) != yesterday:
         raise UsageError("name a FILE or --yesterday, and not both")
     at_s = None if daily is None else _seconds_of(daily)
@@ -107,8 +106,11 @@ def _line(figures: dict[str, int]) -> str:
 
 def _client(gateway: str, token_file: Path | None, ca: Path | None) -> "httpx.AsyncClient":
     """Return a client of the gateway. Raises UsageError, and CertificateError and TokenFileError for the files."""
+    import ssl
+
     import httpx
 
+    from lpc.wire.certificates import CertificateError
     from response_cache.gateway.warming import TIMEOUT_S
 
     try:

@@ -783,7 +783,7 @@ class FreeQueue(FreeList[B]):
             self._worst = list(self._least.values())
             heapq.heapify(self._worst)
         worst = self._worst
-        while self._least.get(worst[0][3].reuse_class) is not worst[0]:
+        while self._least.get(worst[0][3].reuse_class) != worst[0]:
             heapq.heappop(worst)
         return worst[0][0], worst[0][3]
 
@@ -800,29 +800,32 @@ class FreeQueue(FreeList[B]):
             return
         self._renewals += 1
         self._going = self._path = None
-        changed = [*self._least, *self._stale]
+        changed = self._least.keys() | self._stale
         self._stale.clear()
-        self._least = {}
-        self._worst.clear()
-        for number in changed:
-            self._value_ends(number)
+        self._least = {number: least for number in changed if (least := self._least_of(number)) is not None}
+        self._worst = list(self._least.values())
+        heapq.heapify(self._worst)
 
     def _value_ends(self, number: int) -> None:
         """Recalculate which end of a class is evicted first."""
-        oldest, newest = self._oldest[number], self._newest[number]
-        before = self._least.get(number)
-        if oldest is None or newest is None:
+        least = self._least_of(number)
+        if least is None:
             self._least.pop(number, None)
-            return
+        elif least != self._least.get(number):
+            self._least[number] = least
+            heapq.heappush(self._worst, least)
+
+    def _least_of(self, number: int) -> tuple[float, float, int, Run] | None:
+        """Return the end of a class that is evicted first, as in ``_least``; None: the class has no blocks."""
+        oldest, newest = self._oldest[number], self._newest[number]
+        if oldest is None or newest is None:
+            return None
         if number == NEEDED_BY_WAITING:
             runs = (waiter.run for waiter in reversed(self._waiters.values()))
             run = next(run for run in runs if run is not None and run.following is not None)
-            self._value(run)
         else:
             run = self._lower(oldest, newest)
-        if before is None or before[3] is not run or before[0] != run.value or before[1] != run.number:
-            self._least[number] = least = run.value, run.number, id(run), run
-            heapq.heappush(self._worst, least)
+        return self._value_of(run), run.number, id(run), run
 
     def _lower(self, oldest: Run, newest: Run) -> Run:
         """Return the one of two runs of a class that is evicted first."""
@@ -830,11 +833,9 @@ class FreeQueue(FreeList[B]):
         return newest if newest is not oldest and self._value_of(newest) < low else oldest
 
     def _value_of(self, run: Run) -> float:
-        """Return a run's value as of the last renewal."""
-        return run.value if run.valued == self._renewals else self._value(run)
-
-    def _value(self, run: Run) -> float:
-        """Calculate, store and return a run's present value."""
+        """Return a run's value as of the last renewal; calculate and store it if that was not done since."""
+        if run.valued == self._renewals:
+            return run.value
         reuse_class: int = run.reuse_class
         value: float
         if reuse_class < 0 and reuse_class != PREEMPTED:

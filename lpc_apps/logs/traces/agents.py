@@ -10,7 +10,7 @@ reply; it is the category of the next request.
 import random
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -32,7 +32,7 @@ from lpc_apps.logs.records import (
     refuse_remainder,
     unpacked,
 )
-from lpc_apps.logs.traces.request import BlockIds, Trace, TracedRequest, ids_of, seconds, tokens
+from lpc_apps.logs.traces.request import BlockIds, Trace, TracedRequest, ids_of, packed, seconds, tokens
 
 ACTIVE_SESSIONS: Final = 20
 OTHER_SIZE: Final = "block_size is not that of most sessions"
@@ -43,7 +43,7 @@ class _Call:
     at: float
     input_tokens: int
     output_tokens: int
-    blocks: list[int]
+    blocks: Sequence[int]
     reply_end: str
     took: float
 
@@ -117,29 +117,20 @@ def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
     for file in files:
         name = name_of(file, path)
         try:
-            for place, content in _members(file):
-                try:
-                    if len(content) > LONGEST_LINE:
-                        raise WrongRecord(f"longer than {LONGEST_LINE >> 20} MiB")
-                    session = _session(loads(content))
-                    digest = blake2b(content, digest_size=16).digest()
-                    if digest in seen.setdefault(session.name, []):
-                        raise WrongRecord("session that is there twice")
-                except WrongRecord as wrong:
-                    skipped.note(str(wrong), f"{name}:{place}")
-                    if isinstance(wrong, Misfit):
-                        misfits.note(str(wrong), f"{name}:{place}")
-                except TooLarge:
-                    skipped.note(f"more than {MOST_VALUES:,} values", f"{name}:{place}")
-                except (ValueError, RecursionError):
-                    skipped.note("not JSON", f"{name}:{place}")
-                else:
-                    seen[session.name].append(digest)
-                    for _ in range(session.retries):
-                        skipped.note("request without blocks: a retry", f"{name}:{place}", other=True)
-                    if (number := len(seen[session.name])) > 1:  # another session with this id
-                        session = replace(session, name=f"{session.name} ({number})")
-                    found += [(f"{name}:{place}", session)] if any(session.conversations) else []
+            for place, digest, session in _members(file):
+                if isinstance(session, _Session) and digest in seen.setdefault(session.name, []):
+                    session = WrongRecord("session that is there twice")
+                if isinstance(session, WrongRecord):
+                    skipped.note(str(session), f"{name}:{place}")
+                    if isinstance(session, Misfit):
+                        misfits.note(str(session), f"{name}:{place}")
+                    continue
+                seen[session.name].append(digest)
+                for _ in range(session.retries):
+                    skipped.note("request without blocks: a retry", f"{name}:{place}", other=True)
+                if (number := len(seen[session.name])) > 1:  # another session with this id
+                    session = replace(session, name=f"{session.name} ({number})")
+                found += [(f"{name}:{place}", session)] if any(session.conversations) else []
         except (OSError, *DAMAGED, tarfile.TarError) as error:
             broken = "it is not a tar archive, or damaged" if file.stat().st_size else "it is empty"
             reason = (error.strerror if isinstance(error, OSError) else None) or broken
@@ -166,13 +157,32 @@ def _of_one_size(path: Path, found: list[tuple[str, _Session]], skipped: Skipped
     return kept
 
 
-def _members(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield name and contents of an archive's JSON files, by name."""
+def _members(file: Path) -> list[tuple[str, bytes, _Session | WrongRecord]]:
+    """Return name, digest and session of an archive's JSON files, by name.
+
+    They are read in the order of the archive, because a step back unpacks it again from its start.
+    """
+    found: list[tuple[str, bytes, _Session | WrongRecord]] = []
     with unpacked(file) as packed, tarfile.open(fileobj=packed) as archive:
-        for member in sorted(archive.getmembers(), key=lambda member: member.name):
-            content = archive.extractfile(member) if member.name.endswith(".json") else None
-            if content is not None:
-                yield member.name, content.read(LONGEST_LINE + 1)
+        for member in archive:
+            packed_file = archive.extractfile(member) if member.name.endswith(".json") else None
+            if packed_file is not None:
+                content = packed_file.read(LONGEST_LINE + 1)
+                found.append((member.name, blake2b(content, digest_size=16).digest(), _parsed(content)))
+    return sorted(found, key=lambda member: member[0])
+
+
+def _parsed(content: bytes) -> _Session | WrongRecord:
+    try:
+        if len(content) > LONGEST_LINE:
+            return WrongRecord(f"longer than {LONGEST_LINE >> 20} MiB")
+        return _session(loads(content))
+    except WrongRecord as wrong:
+        return wrong
+    except TooLarge:
+        return WrongRecord(f"more than {MOST_VALUES:,} values")
+    except (ValueError, RecursionError):
+        return WrongRecord("not JSON")
 
 
 def _session(record: object) -> _Session:
@@ -211,7 +221,7 @@ def _gather(calls: object, start: float, conversations: list[list[_Call]]) -> in
 
 
 def _call(call: Record, start: float) -> _Call:
-    ids = ids_of(call, "hash_ids")
+    ids: Sequence[int] = packed(ids_of(call, "hash_ids"))
     took = call.get("api_time") or 0.0
     return _Call(
         start + seconds(call, "t"),

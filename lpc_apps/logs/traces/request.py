@@ -4,7 +4,8 @@ Wrong lines are counted by reason, and the first of each reason is reported by f
 are wrong. Messages contain no text of a line, which may be a user's.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -103,7 +104,7 @@ class _Run:
 
     __slots__ = ("blocks", "following", "ids")
 
-    def __init__(self, blocks: list[Any], ids: list[int]) -> None:
+    def __init__(self, blocks: Any, ids: list[int]) -> None:
         self.blocks = blocks
         self.ids = ids
         self.following: dict[Any, _Run] = {}
@@ -126,7 +127,7 @@ class BlockIds:
         self._start: dict[Hashable, dict[Any, _Run]] = {}
         self._next = 0
 
-    def chain(self, blocks: list[int] | list[bytes], within: Hashable = None) -> tuple[int, ...]:
+    def chain(self, blocks: Sequence[int] | Sequence[bytes], within: Hashable = None) -> tuple[int, ...]:
         """Return one content id per block; ids count up from 0 in order of first appearance.
 
         Args:
@@ -135,21 +136,34 @@ class BlockIds:
         ids: list[int] = []
         following = self._start.setdefault(within, {})
         at, end = 0, len(blocks)
+        blocks = packed(blocks)
         while at < end:
             run = following.get(blocks[at])
             if run is None:
                 new = list(range(self._next, self._next + end - at))
                 self._next += end - at
-                following[blocks[at]] = _Run(list(blocks[at:]), new)
+                following[blocks[at]] = _Run(blocks[at:], new)
                 ids += new
                 break
             here = blocks[at : at + len(run.blocks)]
             if here != run.blocks:
-                run.split(next((i for i, (a, b) in enumerate(zip(here, run.blocks, strict=False)) if a != b), len(here)))
+                same = next((i for i, (a, b) in enumerate(zip(here, run.blocks, strict=False)) if a != b), len(here))
+                if same < len(run.blocks):  # else one of the two is not packed
+                    run.split(same)
             ids += run.ids
             at += len(run.ids)
             following = run.following
         return tuple(ids)
+
+
+def packed(blocks: Sequence[int] | Sequence[bytes]) -> Any:
+    """Return whole numbers as an array, which takes a fifth of the memory and is compared faster; others in a list."""
+    if isinstance(blocks, array):
+        return blocks
+    try:
+        return array("q", blocks)
+    except (TypeError, OverflowError):
+        return list(blocks)
 
 
 def read_lines(path: Path, parse: Callable[[Record], T], skipped: Skipped, key: Callable[[T], tuple[float, ...]]) -> list[T]:
@@ -228,13 +242,16 @@ def milliseconds(record: dict[str, Any], name: str) -> float:
         value = int(value)  # as LMBench's trace has its nanoseconds
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < UNITS[-1][0]:
         raise Misfit(f"{name} is not a number of milliseconds")
-    return float(next(value / unit for latest, unit in UNITS[1:] if value < latest))
+    latest, unit = UNITS[1]
+    if value >= latest:
+        unit = next(unit for latest, unit in UNITS[2:] if value < latest)
+    return float(value / unit)
 
 
 def ids_of(record: dict[str, Any], name: str) -> list[int]:
     """Return a field that is a list of whole numbers. Raises WrongRecord."""
     ids = record.get(name)
-    if not isinstance(ids, list) or not all(isinstance(block, int) and not isinstance(block, bool) for block in ids):
+    if not isinstance(ids, list) or not {*map(type, ids)} <= {int}:
         raise WrongRecord(f"{name} is not a list of whole numbers")
     return ids
 
