@@ -3,6 +3,7 @@
 So agents whose sessions together exceed an engine's cache do not lose it all, whatever the engine's own order is: who waits
 and is still in the cache goes first, within a bound (`eviction_client.schedule.warm_first`). An engine has at most one request
 in prefill, or `AHEAD_S` seconds of prefill, before the router holds others. So an engine that does not queue gets all at once.
+Tenants share its prefill, and each may order its own requests by priority (`lpc_apps.routing.lanes`).
 
 What an engine has cached is believed: the conversations that it was handed last, up to a share of its cache. The share is
 learned from the cached tokens that answers report.
@@ -13,6 +14,7 @@ from typing import Final
 
 from eviction_client.schedule.prefill import RepeatedPrefill
 from eviction_client.schedule.warm_first import OVERTAKE_S, WarmFirst
+from lpc_apps.routing.lanes import Lanes
 from lpc_apps.routing.router import EngineWork, Sending
 
 AHEAD_S: Final = 0.2
@@ -79,15 +81,8 @@ class Held:
         engine.cache = self.cache
         self._engine = engine
         self._repeated = RepeatedPrefill(capacity)
-        self._order: WarmFirst[Sending] = WarmFirst(
-            self.missing,
-            capacity,
-            room=lambda: capacity,  # a router does not see how much running requests hold
-            speed=lambda: engine.tokens_per_s,
-            repeated=lambda: self._repeated.share,
-            overtake_s=overtake_s,
-        )
-        self._waiting: dict[Sending, None] = {}
+        self._overtake_s = overtake_s
+        self._waiting = Lanes(self._warm_first, self.missing)
         self._handed: dict[Sending, float] = {}
         """Requests in the engine without a first token, and when the engine counts as not showing it."""
         self._believed: dict[Sending, bool] = {}
@@ -107,15 +102,13 @@ class Held:
         held = sending.believed if sending.conversation.number in self.cache else sending.shared
         return sending.tokens - min(held, sending.tokens - 1)
 
-    def add(self, sending: Sending) -> None:
-        """Hold a request."""
-        self._waiting[sending] = None
-        self._order.add(sending, sending.tokens)
+    def add(self, sending: Sending, tenant: str = "", priority: int = 0) -> None:
+        """Hold a request. ``priority``: among those of its tenant, the lowest number first."""
+        self._waiting.add(sending, tenant, priority)
 
     def drop(self, sending: Sending) -> None:
         """Forget a request that is not to be handed on."""
-        del self._waiting[sending]
-        self._order.drop(sending)
+        self._waiting.drop(sending)
 
     def hand_on(self, now: float) -> Sending | None:
         """Return the next request, which the engine gets now; None: none is held, or the engine has enough."""
@@ -126,13 +119,20 @@ class Held:
         self._handed = {one: until for one, until in self._handed.items() if one.open and until > now}
         if self._handed and sum(one.missing for one in self._handed) >= AHEAD_S * self._engine.tokens_per_s:
             return None
-        self._order.step()
-        sending = self._order.first() or next(iter(self._waiting))
-        self._order.remove(sending)
-        self._order.settle()
-        del self._waiting[sending]
+        sending = self._waiting.take()
         self.hand(sending, now)
         return sending
+
+    def _warm_first(self) -> WarmFirst[Sending]:
+        capacity = self.cache.capacity
+        return WarmFirst(
+            self.missing,
+            capacity,
+            room=lambda: capacity,  # a router does not see how much running requests hold
+            speed=lambda: self._engine.tokens_per_s,
+            repeated=lambda: self._repeated.share,
+            overtake_s=self._overtake_s,
+        )
 
     def next_at(self) -> float | None:
         """Return when the engine should get a request even if nothing happens until then; None: nothing is due."""

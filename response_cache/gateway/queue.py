@@ -79,8 +79,12 @@ class Queue:
         assert held is not None
         held.hand(sending, self._clock())
 
-    async def turn(self, sending: Sending) -> None:
+    async def turn(self, sending: Sending, share: str = "", priority: int = 0) -> None:
         """Wait until the engine is to get a request.
+
+        Args:
+            share: who shares the engine's prefill with others.
+            priority: among the requests of this share, the lowest number first.
 
         Raises:
             EngineDown: the engine went down.
@@ -89,7 +93,7 @@ class Queue:
         number = sending.engine
         held = self._held[number]
         assert held is not None
-        held.add(sending)
+        held.add(sending, share, priority)
         turn = self._turns[sending] = asyncio.get_running_loop().create_future()
         began = self._clock()
         try:

@@ -143,6 +143,7 @@ async def running(
                 bounds.max_values,
                 ARGUMENTS.get(settings.gateway_hints),
                 (lambda: engines.rules) if kind == "auto" else (lambda: sure(kind)),
+                priorities=queue is not None,
             ),
             load,
             bounds.max_answer_bytes,

@@ -295,8 +295,12 @@ class Gateway(Knowledge):
         self.router = routing.Router(names, known=Known(tokens_per_size=1.0))
         size = workload.block_tokens
         self._tokens = [one.cache.capacity * size for one in engines]
-        self._queues: list[Held] = []
+        self.queues: list[Held] = []
         """What each engine is believed to hold, if the router holds requests; else it knows no cache's size."""
+        self.hands_on = False
+        """Whether these queues hold the requests themselves, and their own code hands them on."""
+        self.streamed = True
+        """Whether answers show their first token."""
         self._sendings: dict[Turn, Sending] = {}
         """Requests without an answer."""
         self._first: list[deque[tuple[float, Turn, Sending]]] = [deque() for _ in engines]
@@ -309,7 +313,7 @@ class Gateway(Knowledge):
     def holds(self, held: Sequence[Iterable[Turn]]) -> None:
         """Record that the router holds requests, by engine."""
         super().holds(held)
-        self._queues = [Held(one, tokens) for one, tokens in zip(self.router.engines, self._tokens, strict=True)]
+        self.queues = [Held(one, tokens) for one, tokens in zip(self.router.engines, self._tokens, strict=True)]
 
     def prompt(self, turn: Turn) -> tuple[Prompt, Match]:
         """Return a request's prompt, and what is known of it."""
@@ -328,32 +332,36 @@ class Gateway(Knowledge):
 
     def missing(self, engine: int, turn: Turn, now: float) -> int:
         """Return the tokens that the router believes an engine to compute: of a request that it holds, if it got it now."""
-        if (sending := self._sendings.get(turn)) is not None and sending.engine == engine and self._queues:
-            return self._queues[engine].missing(sending)
+        if (sending := self._sendings.get(turn)) is not None and sending.engine == engine and self.queues:
+            return self.queues[engine].missing(sending)
         return self.router.missing(self.prompt(turn)[1], engine)
 
     def waiting_s(self, engine: int, now: float) -> float:
         """Return the seconds of prefill that the router believes to wait."""
-        self._see(engine, now)
+        self.see(engine, now)
         return self.router.engines[engine].waiting_s(now)
 
     def sent(self, engine: int, turn: Turn, now: float) -> None:
         """Record that a request is about to be sent."""
         super().sent(engine, turn, now)
-        self._see(engine, now)
+        self.see(engine, now)
         prompt, match = self.prompt(turn)
-        self._sendings[turn] = self.router.sent(prompt, match, engine, now, held=bool(self._queues))
+        self._sendings[turn] = self.router.sent(prompt, match, engine, now, streamed=self.streamed, held=bool(self.queues))
         self._latest = None
+
+    def sending(self, turn: Turn) -> Sending:
+        """Return what the router knows of a request without an answer."""
+        return self._sendings[turn]
 
     def handed(self, engine: int, turn: Turn, now: float) -> None:
         """Record that an engine gets a request."""
-        if (sending := self._sendings.get(turn)) is not None and self._queues:
-            self._queues[engine].hand(sending, now)
+        if (sending := self._sendings.get(turn)) is not None and self.queues and not self.hands_on:
+            self.queues[engine].hand(sending, now)
 
     def first_token_due(self, engine: int, turn: Turn, at: float) -> None:
         """Announce when the router will see a request's first token."""
         super().first_token_due(engine, turn, at)
-        if (sending := self._sendings.get(turn)) is not None:
+        if self.streamed and (sending := self._sendings.get(turn)) is not None:
             self._first[engine].append((at, turn, sending))
 
     def started(self, engine: int, turn: Turn, now: float, hits: int) -> None:
@@ -363,9 +371,9 @@ class Gateway(Knowledge):
     def answered(self, engine: int, turn: Turn, now: float) -> None:
         """Record an answer, and what it reports."""
         super().answered(engine, turn, now)
-        self._see(engine, now)
+        self.see(engine, now)
         sending = self._sendings.get(turn)
-        if sending is not None and sending.open:
+        if sending is not None and sending.open and self.streamed:
             self._ended.add(turn)
         else:
             self._report(engine, turn)
@@ -380,10 +388,11 @@ class Gateway(Knowledge):
         super().failed(engine)
         self._first[engine].clear()
         self.router.lost(engine)
-        if self._queues:
-            self._queues[engine] = Held(self.router.engines[engine], self._tokens[engine])
+        if self.queues:
+            self.queues[engine] = Held(self.router.engines[engine], self._tokens[engine])
 
-    def _see(self, engine: int, now: float) -> None:
+    def see(self, engine: int, now: float) -> None:
+        """Let the router see the first tokens until now."""
         first = self._first[engine]
         while first and first[0][0] <= now:
             at, turn, sending = first.popleft()
@@ -396,8 +405,8 @@ class Gateway(Knowledge):
         """Let the router see an answer's usage."""
         hits = self._hits.pop(turn, 0)
         if (sending := self._sendings.pop(turn, None)) is not None:
-            if self._queues:
-                self._queues[engine].answered(sending, hits)
+            if self.queues:
+                self.queues[engine].answered(sending, hits)
             self.router.answered(sending, turn.input_tokens, hits)
 
 
