@@ -14,6 +14,7 @@ from typing import Final
 
 from eviction_client.schedule.prefill import RepeatedPrefill
 from eviction_client.schedule.warm_first import OVERTAKE_S, WarmFirst
+from lpc_apps.routing.counted import FirstTokens
 from lpc_apps.routing.lanes import Lanes
 from lpc_apps.routing.router import EngineWork, Sending
 
@@ -74,11 +75,15 @@ class Held:
     Args:
         capacity: of its cache, tokens.
         overtake_s: bound of overtaking, seconds of prefill; 0: first come, first served.
+
+    Attributes:
+        first_tokens: ends of prefills by the engine's own count.
     """
 
     def __init__(self, engine: EngineWork, capacity: int, *, overtake_s: float = OVERTAKE_S) -> None:
         self.cache = BelievedCache(capacity)
         engine.cache = self.cache
+        self.first_tokens = FirstTokens(engine)
         self._engine = engine
         self._repeated = RepeatedPrefill(capacity)
         self._overtake_s = overtake_s
@@ -144,7 +149,8 @@ class Held:
         self.cache.capacity = capacity
 
     def answered(self, sending: Sending, cached: int | None) -> None:
-        """Record an answer, and the cached tokens that it reports."""
+        """Record the end of a request, and the cached tokens that its answer reports."""
+        self.first_tokens.ended(sending)
         held = self._believed.pop(sending, None)
         if cached is not None and held is not None and sending.known > 2 * sending.shared:
             self.cache.learn(held=held, cached=cached > sending.known / 2)
@@ -158,4 +164,5 @@ class Held:
         self.cache.use(number, sending.tokens)
         ahead = sum(one.missing for one in self._handed)
         self._engine.handed(sending, missing, ahead, now)
+        self.first_tokens.handed(sending)
         self._handed[sending] = now + SLOW * (ahead + missing) / self._engine.tokens_per_s + SLOW_S

@@ -1,4 +1,4 @@
-"""The order of held requests: tenants share an engine's prefill, and each tenant's requests are handed on by priority, warm first.
+"""The order of held requests: tenants share an engine's prefill, and each one's are handed on by priority, warm first.
 
 Tenants. Each tenant with waiting requests may have one of them in the *round*, from which the engine's next request comes, warm
 first (`eviction_client.schedule.warm_first`). A tenant that has had its share of the prefill since it began to wait joins the

@@ -35,6 +35,8 @@ FULLER: Final = 1.1
 """Conversations of an engine over its share up to which a new one may go there."""
 KNOWN_S: Final = 10.0
 """Seconds of an engine's prefill after which its own speed counts. Until then it is taken to be as fast as all together."""
+COUNTED_S: Final = 1.0
+"""Seconds of a prefill from which a speed is learned if its end is counted, not seen: that is up to a quarter of it late."""
 LIVE_S: Final = 600.0
 """Seconds after its last request for which a conversation counts."""
 RETURN_S: Final = 5.0
@@ -116,7 +118,8 @@ class EngineWork:
         live: number of the conversations that were there last.
         cache: numbers of the conversations that it is believed to hold; None: all that it had last.
         own_speed: its own prompt tokens per second; 0 until they are known.
-        due: heap of the ends of requests that are not streamed: time, a number, and the request.
+        due: heap of the estimated ends of requests that are not streamed: time, a number, and the request.
+        counted: whether its own count of first tokens shows their ends (`lpc_apps.routing.counted`), so none is estimated.
 
     Args:
         fleet: speed of all engines together.
@@ -124,7 +127,7 @@ class EngineWork:
 
     __slots__ = (
         *("_first_at", "_fleet", "_open", "_own"),
-        *("cache", "due", "live", "missing", "own_speed", "salt", "wrong"),
+        *("cache", "counted", "due", "live", "missing", "own_speed", "salt", "wrong"),
     )
 
     def __init__(self, name: str, fleet: Speed) -> None:
@@ -143,6 +146,7 @@ class EngineWork:
         self._open.clear()
         self.missing, self.wrong = 0, 0.0
         self._first_at = 0.0
+        self.counted = False
         self.due: list[tuple[float, int, Sending]] = []
 
     @property
@@ -192,7 +196,7 @@ class EngineWork:
             self.missing += missing - sending.missing
             sending.missing = missing
         sending.at = now
-        if not sending.streamed:
+        if not sending.streamed and not self.counted:
             ends = now + (ahead + missing) / self.tokens_per_s
             heapq.heappush(self.due, (ends, id(sending), sending))
 
@@ -211,6 +215,14 @@ class EngineWork:
         if sending.streamed:
             sending.took = now - max(sending.at, self._first_at)
             self._first_at = now
+        self.close(sending)
+
+    def prefilled(self, sending: Sending, now: float) -> None:
+        """Record that its own count shows a request's first token, a part of a second late."""
+        took = now - max(sending.at, self._first_at)
+        if took >= COUNTED_S:
+            sending.took = took
+        self._first_at = now
         self.close(sending)
 
     def answered(self, sending: Sending, tokens: int | None, cached: int | None) -> None:

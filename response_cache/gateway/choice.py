@@ -146,6 +146,8 @@ class _Seen:
     def begun(self) -> None:
         self._answered = True
         self._router.first_token(self._sending, self._clock())
+        if self._queue is not None:
+            self._queue.began(self._sending)
         if self._peers is not None:
             self._peers.first(self._sending)
         self._pump()

@@ -1,8 +1,9 @@
 """The gateway's queue: requests wait here instead of in the engine, and are handed on warm first (`lpc_apps.routing.held`).
 
 Nothing is held for an engine whose cache's size is not known, since the order depends on what it has cached. An answer that is
-not streamed shows no first token, so such a request is held only if the engine's speed is known. An engine that shows no first
-token in `SLOW` times the time that its prefill should take gets the next request: its own queue decides then.
+not streamed shows no first token. vLLM counts them, so its count is read while such requests are in prefill; no request waits
+for it. For other engines the end is estimated, and such requests are held only if the engine's speed is known. An engine that
+shows no first token in `SLOW` times the time that its prefill should take gets the next request: its own queue decides then.
 """
 
 import asyncio
@@ -23,6 +24,9 @@ from response_cache.gateway.metrics import Metrics
 
 LOOK_S: Final = 1.0
 """Seconds between looks at whether the engine of a held request is still up."""
+COUNT_S: Final = 0.25
+"""Seconds between looks at an engine's count of first tokens, while it computes prompts whose answers are not streamed."""
+COUNT_TIMEOUT_S: Final = 1.0
 MEASURED_S: Final = 60.0
 """Seconds after which an engine is asked again how large its cache is."""
 METRICS_BYTES: Final = 4 << 20
@@ -30,6 +34,8 @@ MOST_TOKENS: Final = 10**10
 _CACHE: Final = re.compile(rb"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _NUMBER: Final = re.compile(rb'(?:^|,)(block_size|num_gpu_blocks|kv_cache_size_tokens)="(\d{1,12})"')
 """Of a model with several kinds of layers a token takes blocks of each, so vLLM states its tokens from 0.32 on."""
+_FIRST: Final = re.compile(rb"^vllm:time_to_first_token_seconds_count(?:\{[^\n]*\})? ([0-9.e+]{1,24})$", re.MULTILINE)
+"""SGLang counts an answer without a stream at its fiftieth token, so its count is not read."""
 
 
 class EngineDown(Exception):
@@ -67,7 +73,8 @@ class Queue:
 
     def takes(self, number: int, *, streamed: bool) -> bool:
         """Return whether a request for an engine goes through the queue."""
-        return self.knows(number) and (streamed or self._router.engines[number].is_measured)
+        engine = self._router.engines[number]
+        return self.knows(number) and (streamed or engine.is_measured or engine.counted)
 
     def knows(self, number: int) -> bool:
         """Return whether the size of an engine's cache is known."""
@@ -131,6 +138,12 @@ class Queue:
         loop = asyncio.get_running_loop()
         self._timers[number] = None if at is None else loop.call_later(max(at - now, 0.0) + 0.001, self.pump, number)
 
+    def began(self, sending: Sending) -> None:
+        """Record the first bytes of an answer."""
+        held = self._held[sending.engine]
+        if held is not None:
+            held.first_tokens.first(sending)
+
     def answered(self, sending: Sending, cached: int | None) -> None:
         """Record the end of a request, and the cached tokens that its answer reports; None: there are none."""
         held = self._held[sending.engine]
@@ -143,6 +156,30 @@ class Queue:
         if held is not None:
             held.cache.clear()
         self._asked_at[number] = -MEASURED_S
+
+    async def count(self, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
+        """Read the counts of first tokens of the engines that compute prompts whose answers are not streamed."""
+        now = self._clock()
+        asked = [
+            number
+            for number, held in enumerate(self._held)
+            if held is not None and self._engines[number].up and held.first_tokens.asks(now)
+        ]
+        await asyncio.gather(*(self._count(number, http, headers) for number in asked))
+
+    async def _count(self, number: int, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
+        held = self._held[number]
+        assert held is not None
+        try:
+            async with asyncio.timeout(COUNT_TIMEOUT_S):
+                count = await first_tokens_of(http, self._engines[number].url, headers)
+        except (httpx.HTTPError, TimeoutError):
+            held.first_tokens.unknown(self._clock())
+            return
+        if count is None:
+            held.first_tokens.unknown(self._clock(), MEASURED_S)
+        elif held.first_tokens.read(count, self._clock()):
+            self.pump(number)
 
     async def measure(self, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
         """Ask the engines that are up how large their caches are, each once in `MEASURED_S`."""
@@ -169,6 +206,15 @@ class Queue:
     def _length(self, number: int) -> int:
         held = self._held[number]
         return 0 if held is None else len(held)
+
+
+async def first_tokens_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> int | None:
+    """Return how many first tokens all ranks of an engine have counted; None: it does not say. Raises httpx.HTTPError."""
+    counts = _FIRST.findall(await bytes_of(http, f"{url}/metrics", headers, METRICS_BYTES))
+    try:
+        return int(sum(map(float, counts))) if counts else None
+    except (ValueError, OverflowError):
+        return None
 
 
 async def tokens_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> int | None:

@@ -32,7 +32,7 @@ from response_cache.gateway.errors import GatewayStartError
 from response_cache.gateway.exchange import Load
 from response_cache.gateway.gateway import Gateway
 from response_cache.gateway.metrics import Metrics
-from response_cache.gateway.queue import Queue
+from response_cache.gateway.queue import COUNT_S, Queue
 from response_cache.gateway.request import ARGUMENTS, Reader
 from response_cache.gateway.settings import Bounds, GatewaySettings
 from response_cache.gateway.upstream import Upstream
@@ -160,6 +160,7 @@ async def running(
             sharing.every(bounds.probe_interval_s, "peers", peers.run)
         if queue is not None:
             background.every(bounds.probe_interval_s, "measure", partial(queue.measure, fresh, engines.headers))
+            background.every(COUNT_S, "count", partial(queue.count, kept, engines.headers))
         if kind == "auto" and settings.gateway_cache:
             background.every(bounds.probe_interval_s, "identify", partial(engines.identify, fresh))
         background.every(REFRESH_S, "tokens", partial(asyncio.to_thread, clients.refresh))

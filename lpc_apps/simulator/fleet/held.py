@@ -18,6 +18,10 @@ RouterQueue = Literal["fcfs", "warm-first"]
 QUEUES: Final[tuple[RouterQueue, ...]] = ("fcfs", "warm-first")
 
 
+COUNT_S: Final = 0.25
+"""Seconds between two looks of `lpc gateway` at an engine's count of first tokens."""
+
+
 class Holding(Protocol):
     """The requests that a router holds for one engine."""
 
@@ -50,6 +54,8 @@ class GatewayTurns:
     def __init__(self, known: Callable[[], Gateway], number: int) -> None:
         self._known, self._number = known, number
         self._turns: dict[Sending, Turn] = {}
+        self._now = 0.0
+        self._count_at: float | None = None
         self._passed: list[Turn] = []
         """Requests that the engine gets at once: it shows no first tokens, and its speed is not known."""
 
@@ -60,7 +66,8 @@ class GatewayTurns:
         """Hold a request."""
         known = self._known()
         held, sending = known.queues[self._number], known.sending(turn)
-        if known.streamed or known.router.engines[self._number].is_measured:
+        engine = known.router.engines[self._number]
+        if known.first_tokens == "seen" or engine.is_measured or engine.counted:
             held.add(sending)
             self._turns[sending] = turn
         else:
@@ -69,16 +76,25 @@ class GatewayTurns:
 
     def hand_on(self, now: float) -> Turn | None:
         """Return the next request, which the engine gets now; None: the engine has enough."""
+        self._now = now
         if self._passed:
             return self._passed.pop(0)
         known = self._known()
         known.see(self._number, now)
+        if self._count_at is not None and now >= self._count_at:
+            known.count(self._number, now)
+            self._count_at = None
         sending = known.queues[self._number].hand_on(now)
         return None if sending is None else self._turns.pop(sending)
 
     def next_at(self) -> float | None:
         """Return when the engine should get a request even if nothing happens until then; None: nothing is due."""
-        return self._known().queues[self._number].next_at() if self._turns else None
+        known = self._known()
+        held = known.queues[self._number]
+        if known.first_tokens == "counted" and self._count_at is None and held.first_tokens.asks(self._now):
+            self._count_at = self._now + COUNT_S
+        times = (held.next_at() if self._turns else None, self._count_at)
+        return min((at for at in times if at is not None), default=None)
 
     def first_token(self, turn: Turn) -> None:
         """Record a request's first token, which the router sees itself."""

@@ -14,11 +14,12 @@ what the caches hold:
   blocks stay in the index, and its events are ignored until their numbers pass the old ones.
 """
 
+import heapq
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
 from itertools import chain
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 from lpc_apps.routing import router as routing
 from lpc_apps.routing.held import Held
@@ -34,6 +35,8 @@ from lpc_apps.simulator.policy import PolicySettings
 from lpc_apps.simulator.segments import Path
 from lpc_apps.simulator.workload import Turn, Workload
 
+FirstTokensOf = Literal["seen", "counted", "estimated"]
+"""How `lpc gateway` learns of first tokens: it sees those of streams. Those of other answers are counted or estimated."""
 MOST_SHARE: Final = 10.0
 """Largest share of an engine's cache, for `lru`."""
 
@@ -299,8 +302,11 @@ class Gateway(Knowledge):
         """What each engine is believed to hold, if the router holds requests; else it knows no cache's size."""
         self.hands_on = False
         """Whether these queues hold the requests themselves, and their own code hands them on."""
-        self.streamed = True
-        """Whether answers show their first token."""
+        self.first_tokens: FirstTokensOf = "seen"
+        """How it learns of first tokens."""
+        self.prefilled: list[list[float]] = [[] for _ in engines]
+        """Heap of the first tokens to come that it does not see, by engine."""
+        self._counts = [0] * len(engines)
         self._sendings: dict[Turn, Sending] = {}
         """Requests without an answer."""
         self._first: list[deque[tuple[float, Turn, Sending]]] = [deque() for _ in engines]
@@ -346,7 +352,9 @@ class Gateway(Knowledge):
         super().sent(engine, turn, now)
         self.see(engine, now)
         prompt, match = self.prompt(turn)
-        self._sendings[turn] = self.router.sent(prompt, match, engine, now, streamed=self.streamed, held=bool(self.queues))
+        self._sendings[turn] = self.router.sent(
+            prompt, match, engine, now, streamed=self.first_tokens == "seen", held=bool(self.queues)
+        )
         self._latest = None
 
     def sending(self, turn: Turn) -> Sending:
@@ -361,8 +369,12 @@ class Gateway(Knowledge):
     def first_token_due(self, engine: int, turn: Turn, at: float) -> None:
         """Announce when the router will see a request's first token."""
         super().first_token_due(engine, turn, at)
-        if self.streamed and (sending := self._sendings.get(turn)) is not None:
+        if (sending := self._sendings.get(turn)) is None:
+            return
+        if sending.streamed:
             self._first[engine].append((at, turn, sending))
+        else:
+            heapq.heappush(self.prefilled[engine], at)
 
     def started(self, engine: int, turn: Turn, now: float, hits: int) -> None:
         """Keep what the answer will report."""
@@ -373,7 +385,7 @@ class Gateway(Knowledge):
         super().answered(engine, turn, now)
         self.see(engine, now)
         sending = self._sendings.get(turn)
-        if sending is not None and sending.open and self.streamed:
+        if sending is not None and sending.open and sending.streamed:
             self._ended.add(turn)
         else:
             self._report(engine, turn)
@@ -387,9 +399,19 @@ class Gateway(Knowledge):
             self._ended.discard(turn)
         super().failed(engine)
         self._first[engine].clear()
+        self.prefilled[engine].clear()
+        self._counts[engine] = 0
         self.router.lost(engine)
         if self.queues:
             self.queues[engine] = Held(self.router.engines[engine], self._tokens[engine])
+
+    def count(self, engine: int, now: float) -> None:
+        """Let the router read how many first tokens an engine has counted."""
+        prefilled = self.prefilled[engine]
+        while prefilled and prefilled[0] <= now:
+            heapq.heappop(prefilled)
+            self._counts[engine] += 1
+        self.queues[engine].first_tokens.read(self._counts[engine], now)
 
     def see(self, engine: int, now: float) -> None:
         """Let the router see the first tokens until now."""
@@ -406,6 +428,8 @@ class Gateway(Knowledge):
         hits = self._hits.pop(turn, 0)
         if (sending := self._sendings.pop(turn, None)) is not None:
             if self.queues:
+                if not sending.streamed:
+                    self.queues[engine].first_tokens.first(sending)
                 self.queues[engine].answered(sending, hits)
             self.router.answered(sending, turn.input_tokens, hits)
 

@@ -10,7 +10,7 @@ from eviction_client.stores.base import EngineId
 from eviction_client.stores.memory import MemoryStore
 from lpc_apps.simulator.engine import FCFS, Engine, PolicyFactory
 from lpc_apps.simulator.fleet.held import GatewayTurns, HeldTurns, Holding, Repeated, RouterQueue
-from lpc_apps.simulator.fleet.knowledge import Gateway, Knowledge, parse_knowledge
+from lpc_apps.simulator.fleet.knowledge import FirstTokensOf, Gateway, Knowledge, parse_knowledge
 from lpc_apps.simulator.fleet.routers import Router, parse_router
 from lpc_apps.simulator.replay import INTERVENE, PREFILLED, Replay
 from lpc_apps.simulator.result import Result, together
@@ -38,7 +38,7 @@ class Fleet:
         ahead: requests that may wait in an engine behind the one in prefill, if the router holds others.
         pooled: whether the policies pool what they know of shared blocks, at once and without loss.
         routers: number of routers side by side. Requests reach them in turn, and none knows what the others do.
-        streamed: whether answers show their first token to a router of the knowledge `gateway`.
+        first_tokens: how a router of the knowledge `gateway` learns of them.
     """
 
     engines: int
@@ -51,7 +51,7 @@ class Fleet:
     ahead: int = 0
     pooled: bool = False
     routers: int = 1
-    streamed: bool = True
+    first_tokens: FirstTokensOf = "seen"
 
 
 @dataclass
@@ -207,7 +207,7 @@ class FleetRun:
         known.up = up
         if isinstance(known, Gateway):
             known.hands_on = self._fleet.queue == "warm-first"
-            known.streamed = self._fleet.streamed
+            known.first_tokens = self._fleet.first_tokens
         return known, router(known, self._random, number)
 
     def _holds(self, door: _Door) -> None:
@@ -280,7 +280,7 @@ class FleetRun:
     def _answered(self, turn: Turn) -> None:
         door, number = self._at.pop(turn)
         door.known.answered(number, turn, self._replay.now)
-        if self._fleet.queue is not None and not self._fleet.streamed:
+        if self._fleet.queue is not None and self._fleet.first_tokens != "seen":
             self._serve(door, number, self._replay.now)
 
     def _evicted(self, number: int, now: float, contents: Sequence[int]) -> None:

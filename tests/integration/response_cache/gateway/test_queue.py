@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from response_cache.gateway.queue import tokens_of
+from response_cache.gateway.queue import COUNT_S, first_tokens_of, tokens_of
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.response_cache.gateway.conftest import Running, a_gateway, chat
@@ -222,3 +222,79 @@ async def test_a_priority_in_another_place_is_refused_as_without_a_queue(fields:
     async with serve_double(engine), a_gateway(engine, **QUEUE, tokens=tokens(tmp_path, "a")) as gateway:
         answer = await gateway.ask(chat("a", **fields), authorization="Bearer a")
         assert answer.status_code == 400 and not engine.completions
+
+
+VERY_LONG = LONG * 20
+"""Without a first token its engine would get the next request after a minute."""
+
+
+async def until_counts_are_read(engine: EngineDouble, looks: int) -> None:
+    before = engine.looks
+    await eventually(lambda: engine.looks >= before + looks)
+
+
+async def test_the_engines_count_of_first_tokens_ends_prefills_whose_answers_are_not_streamed() -> None:
+    engine = EngineDouble(counted=5)
+    engine.go.clear()
+    async with serve_double(engine), a_gateway(engine, **QUEUE, max_values=10**7) as gateway:
+
+        def ask(text: str) -> asyncio.Task[httpx.Response]:
+            return asyncio.ensure_future(gateway.ask(chat(text + VERY_LONG)))
+
+        first = ask("first, whose engine is not known to count")
+        await until_counts_are_read(engine, 1)
+        engine.counted = 6
+        engine.go.set()
+        assert (await first).status_code == 200
+        engine.go.clear()
+        second = ask("second")
+        await eventually(lambda: len(engine.completions) == 2)
+        third = ask("third")
+        await until_held(gateway, engine, 1)
+        await until_counts_are_read(engine, 3)
+        assert len(engine.completions) == 2
+        engine.counted = 7
+        await eventually(lambda: len(engine.completions) == 3)
+        assert not second.done()
+        engine.go.set()
+        assert {answer.status_code for answer in await asyncio.gather(second, third)} == {200}
+        assert await gateway.metric('lpc_gateway_task_failures_total{task="count"}') == 0
+
+
+async def test_an_engine_is_not_asked_for_its_count_without_a_request_that_needs_it() -> None:
+    engine = EngineDouble(counted=5)
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway:
+        answers = [(await gateway.ask(chat("a" + LONG, stream=True))).status_code for _ in range(3)]
+        await asyncio.sleep(3 * COUNT_S)
+        assert answers == [200] * 3 and not engine.looks
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('vllm:time_to_first_token_seconds_count{engine="0"} 7.0\n', 7),
+        (
+            'vllm:time_to_first_token_seconds_count{engine="0"} 7.0\nvllm:time_to_first_token_seconds_count{engine="1"} 1e3\n',
+            1007,
+        ),
+        ("vllm:time_to_first_token_seconds_count 3\n", 3),
+        ("vllm:time_to_first_token_seconds_sum 3\n", None),
+        ("vllm:time_to_first_token_seconds_count 1e999\n", None),
+        ("vllm:time_to_first_token_seconds_count ee+.\n", None),
+        ("sglang:time_to_first_token_seconds_count 3\n", None),
+        ("", None),
+    ],
+)
+async def test_an_engines_count_of_first_tokens_is_read(text: str, count: int | None) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=text))
+    async with httpx.AsyncClient(transport=transport) as http:
+        assert await first_tokens_of(http, "http://engine", {}) == count
+
+
+async def test_a_client_that_reads_no_further_than_the_first_token_holds_nobody() -> None:
+    engine = EngineDouble(hold_after=2)
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, "a", "b") as (first, second):
+        await eventually(lambda: len(engine.completions) == 2)
+        assert await held(gateway, engine) == 0
+        engine.further.set()
+        assert [answer.status_code for answer in await asyncio.gather(first, second)] == [200, 200]
