@@ -13,6 +13,8 @@ from typing import Final
 
 from lpc_apps.routing.router import EngineWork, Sending
 
+COUNT_S: Final = 0.25
+"""Seconds between looks at the count while a first token is to come that the router does not see."""
 STRANGE: Final = 0.1
 """Share of the first tokens that may be of others."""
 LEAST: Final = 20
@@ -41,9 +43,14 @@ class FirstTokens:
         self._lacking = False
         self._until = -math.inf
 
+    @property
+    def waits(self) -> bool:
+        """Whether a first token is to come that the router does not see."""
+        return bool(self._open)
+
     def asks(self, now: float) -> bool:
         """Return whether the engine's count would say something: a first token is to come that the router does not see."""
-        return bool(self._open) and now >= self._until
+        return self.waits and now >= self._until
 
     def handed(self, sending: Sending) -> None:
         """Record that the engine gets a request now."""

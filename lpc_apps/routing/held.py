@@ -9,12 +9,13 @@ What an engine has cached is believed: the conversations that it was handed last
 learned from the cached tokens that answers report.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
 from eviction_client.schedule.prefill import RepeatedPrefill
 from eviction_client.schedule.warm_first import OVERTAKE_S, WarmFirst
-from lpc_apps.routing.counted import FirstTokens
+from lpc_apps.routing.counted import COUNT_S, FirstTokens
 from lpc_apps.routing.lanes import Lanes
 from lpc_apps.routing.router import EngineWork, Sending
 
@@ -122,7 +123,7 @@ class Held:
         if self._engine.due:
             self._engine.end_due(now)
         self._handed = {one: until for one, until in self._handed.items() if one.open and until > now}
-        if self._handed and sum(one.missing for one in self._handed) >= AHEAD_S * self._engine.tokens_per_s:
+        if self._handed and self._excess_s(now) >= 0:
             return None
         sending = self._waiting.take()
         self.hand(sending, now)
@@ -139,10 +140,28 @@ class Held:
             overtake_s=self._overtake_s,
         )
 
-    def next_at(self) -> float | None:
+    def next_at(self, now: float) -> float | None:
         """Return when the engine should get a request even if nothing happens until then; None: nothing is due."""
         due = [until for one, until in self._handed.items() if one.open]
+        if self._counts and self._excess_s(math.inf) < 0:
+            due.append(now + max(self._excess_s(now), 0.0) + 0.001)
         return min([*due, *(at for at, _, _ in self._engine.due[:1])], default=None)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether the oldest request in the engine ends by the engine's count."""
+        return self._engine.counted and bool(self._handed) and not next(iter(self._handed)).streamed
+
+    def _excess_s(self, now: float) -> float:
+        """Return how many seconds of prefill the engine has beyond those up to which it gets another request.
+
+        A count is late. So that the engine does not idle until then, it gets one request more by an estimate, no further one.
+        """
+        engine, ahead = self._engine, sum(one.missing for one in self._handed)
+        if not self._counts:
+            return ahead / engine.tokens_per_s - AHEAD_S
+        oldest = next(iter(self._handed))
+        return (ahead - min(oldest.missing, engine.computed(oldest, now))) / engine.tokens_per_s - AHEAD_S - COUNT_S
 
     def resize(self, capacity: int) -> None:
         """Set the size of the engine's cache, tokens."""

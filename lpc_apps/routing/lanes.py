@@ -61,6 +61,9 @@ class Lanes:
     Args:
         order: returns an empty order, warm first.
         missing: returns the prompt tokens that the engine is believed to compute for a request.
+
+    Attributes:
+        resting: heap of the tenants without a request in the round, with outdated entries: virtual time, a number, the tenant.
     """
 
     def __init__(self, order: Callable[[], WarmFirst[Sending]], missing: Callable[[Sending], int]) -> None:
@@ -69,8 +72,7 @@ class Lanes:
         self._heads: dict[Sending, None] = {}
         """The requests in the round, in the order in which they joined it."""
         self._lanes: dict[str, _Lane] = {}
-        self._resting: list[tuple[float, int, str]] = []
-        """Heap of the lanes without a head, with outdated entries: virtual time, a number, and the tenant."""
+        self.resting: list[tuple[float, int, str]] = []
         self._tenants: dict[Sending, str] = {}
         """Of all that wait, in order of arrival."""
         self._now = 0.0
@@ -142,17 +144,15 @@ class Lanes:
 
     def _rest(self, tenant: str, lane: _Lane) -> None:
         self._count += 1
-        heapq.heappush(self._resting, (lane.due, self._count, tenant))
-        if len(self._resting) > 2 * len(self._lanes) + 64:
+        heapq.heappush(self.resting, (lane.due, self._count, tenant))
+        if len(self.resting) > 2 * len(self._lanes) + 64:
             waiting = {name: one.due for name, one in self._lanes.items() if one.head is None}
-            self._resting = list(
-                {name: (due, at, name) for due, at, name in self._resting if waiting.get(name) == due}.values()
-            )
-            heapq.heapify(self._resting)
+            self.resting = list({name: (due, at, name) for due, at, name in self.resting if waiting.get(name) == due}.values())
+            heapq.heapify(self.resting)
 
     def _fill(self) -> None:
         """Let requests join the round: of each tenant within its share, warm ones of others, and one if there is none."""
-        resting, left = self._resting, []
+        resting, left = self.resting, []
         looked = 0
         while resting and (resting[0][0] <= self._now or looked < LOOKED):
             entry = heapq.heappop(resting)

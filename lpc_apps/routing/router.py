@@ -217,6 +217,10 @@ class EngineWork:
             self._first_at = now
         self.close(sending)
 
+    def computed(self, sending: Sending, now: float) -> float:
+        """Return the prompt tokens that it should have computed for the oldest request without a first token."""
+        return (now - max(sending.at, self._first_at)) * self.tokens_per_s
+
     def prefilled(self, sending: Sending, now: float) -> None:
         """Record that its own count shows a request's first token, a part of a second late."""
         took = now - max(sending.at, self._first_at)

@@ -24,8 +24,6 @@ from response_cache.gateway.metrics import Metrics
 
 LOOK_S: Final = 1.0
 """Seconds between looks at whether the engine of a held request is still up."""
-COUNT_S: Final = 0.25
-"""Seconds between looks at an engine's count of first tokens, while it computes prompts whose answers are not streamed."""
 COUNT_TIMEOUT_S: Final = 1.0
 MEASURED_S: Final = 60.0
 """Seconds after which an engine is asked again how large its cache is."""
@@ -134,7 +132,7 @@ class Queue:
         timer = self._timers[number]
         if timer is not None:
             timer.cancel()
-        at = held.next_at() if len(held) else None
+        at = held.next_at(now) if len(held) else None
         loop = asyncio.get_running_loop()
         self._timers[number] = None if at is None else loop.call_later(max(at - now, 0.0) + 0.001, self.pump, number)
 

@@ -22,6 +22,7 @@ from lpc.wire.http_server import Connections, Patience, Server, raise_descriptor
 from lpc.wire.listening import listen, serve_metrics
 from lpc.wire.tokens import TokenFileError
 from lpc.wire.watched import Watched
+from lpc_apps.routing.counted import COUNT_S
 from lpc_apps.routing.router import Router
 from response_cache.client import ResponseCacheClient
 from response_cache.gateway.cached import Cached
@@ -32,7 +33,7 @@ from response_cache.gateway.errors import GatewayStartError
 from response_cache.gateway.exchange import Load
 from response_cache.gateway.gateway import Gateway
 from response_cache.gateway.metrics import Metrics
-from response_cache.gateway.queue import COUNT_S, Queue
+from response_cache.gateway.queue import Queue
 from response_cache.gateway.request import ARGUMENTS, Reader
 from response_cache.gateway.settings import Bounds, GatewaySettings
 from response_cache.gateway.upstream import Upstream

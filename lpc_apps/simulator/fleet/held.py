@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal, Protocol
 
 from eviction_client.schedule.warm_first import OVERTAKE_S
+from lpc_apps.routing.counted import COUNT_S
 from lpc_apps.routing.router import Sending
 from lpc_apps.simulator.fleet.knowledge import Gateway
 from lpc_apps.simulator.segments import Segment
@@ -16,10 +17,6 @@ from lpc_apps.simulator.workload import Turn, Workload
 
 RouterQueue = Literal["fcfs", "warm-first"]
 QUEUES: Final[tuple[RouterQueue, ...]] = ("fcfs", "warm-first")
-
-
-COUNT_S: Final = 0.25
-"""Seconds between two looks of `lpc gateway` at an engine's count of first tokens."""
 
 
 class Holding(Protocol):
@@ -93,7 +90,7 @@ class GatewayTurns:
         held = known.queues[self._number]
         if known.first_tokens == "counted" and self._count_at is None and held.first_tokens.asks(self._now):
             self._count_at = self._now + COUNT_S
-        times = (held.next_at() if self._turns else None, self._count_at)
+        times = (held.next_at(self._now) if self._turns else None, self._count_at)
         return min((at for at in times if at is not None), default=None)
 
     def first_token(self, turn: Turn) -> None:

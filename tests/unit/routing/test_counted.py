@@ -177,4 +177,4 @@ def test_no_prefill_ends_before_its_first_token_without_others_and_no_answer_lea
         engine.first(one)
     for one in (*waiting, *running):
         engine.answer(one)
-    assert not engine.counted._open and not engine.counted._before
+    assert not engine.counted.waits

@@ -150,3 +150,24 @@ def test_each_request_is_handed_on_once_or_dropped(steps: list[tuple[str, int]])
     loop.serve()
     assert len(loop.order) == len(set(loop.order))
     assert {*loop.order, *dropped} == set(arrived) and not {*loop.order} & {*dropped}
+
+
+def test_an_engine_that_counts_gets_one_request_by_an_estimate_and_the_next_one_by_its_count() -> None:
+    loop = Loop()
+    loop.held.first_tokens.read(0, 0.0)
+    for name in "abc":
+        one = prompt(name, 12)
+        loop.held.add(loop.router.sent(one, loop.router.known.match(one), 0, 0.0, streamed=False, held=True))
+    (first,) = loop.hand_on()
+    at = loop.held.next_at(loop.now)
+    assert at is not None and 0 < at < first.missing / 10_000
+    loop.now = at
+    assert len(loop.hand_on()) == 1
+    for loop.now in (first.missing / 10_000, 2 * first.missing / 10_000):
+        assert not loop.hand_on()
+    assert first.open and loop.held.first_tokens.read(1, loop.now) and not first.open
+    assert not loop.hand_on()  # the second one has just begun
+    at = loop.held.next_at(loop.now)
+    assert at is not None
+    loop.now = at
+    assert len(loop.hand_on()) == 1

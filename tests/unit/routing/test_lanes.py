@@ -190,7 +190,7 @@ def test_each_request_is_handed_on_once_or_dropped_and_nothing_is_kept(
     assert len(handed) == len(set(handed))
     with pytest.raises(KeyError):
         lanes.drop(Request(1, 1).sending)
-    assert not lanes._lanes and not lanes._heads and not len(lanes._round)
+    assert not len(lanes) and list(lanes) == []
 
 
 def test_clients_that_come_and_go_leave_nothing_behind() -> None:
@@ -199,5 +199,5 @@ def test_clients_that_come_and_go_leave_nothing_behind() -> None:
         one = Request(100, 100, str(number))
         lanes.add(one.sending, one.tenant, 0)
         lanes.drop(one.sending)
-    assert len(lanes._resting) < 100
+    assert len(lanes.resting) < 100
     assert [one.tenant for one in taken(lanes)] == ["stays"]

@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from response_cache.gateway.queue import COUNT_S, first_tokens_of, tokens_of
+from lpc_apps.routing.counted import COUNT_S
+from response_cache.gateway.queue import first_tokens_of, tokens_of
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.response_cache.gateway.conftest import Running, a_gateway, chat
