@@ -75,16 +75,18 @@ class Held:
 
     Args:
         capacity: of its cache, tokens.
+        ranks: data-parallel ranks behind its address, which compute as many prompts at once.
         overtake_s: bound of overtaking, seconds of prefill; 0: first come, first served.
 
     Attributes:
         first_tokens: ends of prefills by the engine's own count.
     """
 
-    def __init__(self, engine: EngineWork, capacity: int, *, overtake_s: float = OVERTAKE_S) -> None:
+    def __init__(self, engine: EngineWork, capacity: int, ranks: int = 1, *, overtake_s: float = OVERTAKE_S) -> None:
         self.cache = BelievedCache(capacity)
         engine.cache = self.cache
         self.first_tokens = FirstTokens(engine)
+        self._ranks = ranks
         self._engine = engine
         self._repeated = RepeatedPrefill(capacity)
         self._overtake_s = overtake_s
@@ -157,15 +159,18 @@ class Held:
 
         A count is late. So that the engine does not idle until then, it gets one request more by an estimate, no further one.
         """
-        engine, ahead = self._engine, sum(one.missing for one in self._handed)
+        engine, missing = self._engine, [one.missing for one in self._handed]
+        if self._ranks > 1:  # each of the others has a prompt
+            missing = sorted(missing)[: 1 - self._ranks]
+        ahead = sum(missing)
         if not self._counts:
             return ahead / engine.tokens_per_s - AHEAD_S
         oldest = next(iter(self._handed))
         return (ahead - min(oldest.missing, engine.computed(oldest, now))) / engine.tokens_per_s - AHEAD_S - COUNT_S
 
-    def resize(self, capacity: int) -> None:
-        """Set the size of the engine's cache, tokens."""
-        self.cache.capacity = capacity
+    def resize(self, capacity: int, ranks: int) -> None:
+        """Set the size of the engine's cache, tokens, and its data-parallel ranks."""
+        self.cache.capacity, self._ranks = capacity, ranks
 
     def answered(self, sending: Sending, cached: int | None) -> None:
         """Record the end of a request, and the cached tokens that its answer reports."""

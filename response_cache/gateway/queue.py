@@ -67,7 +67,7 @@ class Queue:
         for number, engine in enumerate(engines):
             metrics.held.labels(engine.name).set_function(partial(self._length, number))
             if tokens is not None:
-                self._size(number, tokens)
+                self._size(number, tokens, 1)
 
     def takes(self, number: int, *, streamed: bool) -> bool:
         """Return whether a request for an engine goes through the queue."""
@@ -188,18 +188,18 @@ class Queue:
             if engine.up and now - self._asked_at[number] >= MEASURED_S:
                 self._asked_at[number] = now
                 try:
-                    tokens = await tokens_of(http, engine.url, headers)
+                    found = await tokens_of(http, engine.url, headers)
                 except httpx.HTTPError:
                     continue
-                if tokens is not None:
-                    self._size(number, tokens)
+                if found is not None:
+                    self._size(number, *found)
 
-    def _size(self, number: int, tokens: int) -> None:
+    def _size(self, number: int, tokens: int, ranks: int) -> None:
         held = self._held[number]
         if held is None:
-            self._held[number] = Held(self._router.engines[number], tokens)
+            self._held[number] = Held(self._router.engines[number], tokens, ranks)
         else:
-            held.resize(tokens)
+            held.resize(tokens, ranks)
 
     def _length(self, number: int) -> int:
         held = self._held[number]
@@ -215,14 +215,18 @@ async def first_tokens_of(http: httpx.AsyncClient, url: str, headers: dict[str, 
         return None
 
 
-async def tokens_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> int | None:
-    """Return the tokens of an engine's cache, of all its ranks together; None: it does not say. Raises httpx.HTTPError."""
-    tokens = 0
+async def tokens_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> tuple[int, int] | None:
+    """Return the tokens of an engine's cache, of all its data-parallel ranks together, and the number of these ranks.
+
+    None: it does not say. Raises httpx.HTTPError.
+    """
+    tokens = ranks = 0
     for labels in _CACHE.findall(await bytes_of(http, f"{url}/metrics", headers, METRICS_BYTES)):
         sizes = {name: int(number) for name, number in _NUMBER.findall(labels)}
+        ranks += 1
         tokens += sizes.get(b"kv_cache_size_tokens") or sizes.get(b"block_size", 0) * sizes.get(b"num_gpu_blocks", 0)
     if not tokens:
         fields: Any = await fields_of(http, f"{url}/server_info", headers)
         found = fields.get("max_total_num_tokens")
         tokens = found if isinstance(found, int) and not isinstance(found, bool) else 0
-    return tokens if 0 < tokens <= MOST_TOKENS else None
+    return (tokens, max(ranks, 1)) if 0 < tokens <= MOST_TOKENS else None

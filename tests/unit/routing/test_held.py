@@ -62,6 +62,15 @@ def test_one_long_prompt_in_prefill_holds_the_next_until_its_first_token() -> No
     assert loop.hand_on() == [second]
 
 
+def test_each_data_parallel_rank_gets_a_prompt() -> None:
+    loop = Loop()
+    loop.held.resize(CAPACITY, 3)
+    sendings = [loop.arrive(name, 4) for name in "abcde"]
+    assert loop.hand_on() == sendings[:3]
+    loop.router.first_token(sendings[1], 1.0)
+    assert loop.hand_on() == sendings[3:4]
+
+
 def test_short_prompts_are_handed_on_together() -> None:
     loop = Loop()
     some = [loop.router.sent(one, loop.router.known.match(one), 0, 0.0, held=True) for one in map(short, range(5))]
