@@ -7,8 +7,9 @@ Dynamo's router has the same cost, with W = 1 by default (``--router-prefill-loa
 A router knows what it has sent, which of it has had its first token, and what answers report: tokens of the prompt, and how
 many of them were cached. An engine that evicts what the router believes in has more work than the router knows, so the share
 of the believed tokens that were not cached corrects the prefill that waits. It does not correct what a request would miss: then
-an engine that evicts much would lose its conversations, and they would be computed elsewhere. For the same reason an engine's
-speed is learned only from requests whose cached tokens are reported: from beliefs such an engine would seem slow.
+an engine that evicts much would lose its conversations, and they would be computed elsewhere. Nor does the size of its cache: a
+conversation that it is believed to have evicted stays as well, unless much less waits elsewhere. For the same reason a speed is
+learned only from requests whose cached tokens are reported: from beliefs an engine that evicts much would seem slow.
 
 Engines of equal cost are ranked by a hash of the conversation, so that two routers without shared state agree. The first of
 them gets the request that has at most `FULLER` times its share of the conversations.
@@ -315,7 +316,7 @@ class Router:
             one = engines[engine]
             if one.due:
                 one.end_due(now)
-            cached = match.held if engine == match.engine and one.holds(match.conversation) else 0
+            cached = match.held if engine == match.engine else 0
             for holders, tokens in match.heads:
                 if holders >> engine & 1:
                     cached = max(cached, tokens)
