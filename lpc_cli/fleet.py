@@ -72,7 +72,10 @@ def simulate_fleets(options: SimulateOptions, log: Log | None) -> dict[str, Any]
                 capacity=size,
                 queueing=queueing,
                 settings=options.settings,
-                fleet=Fleet(engines, router, one, fails, restart, spec.seed + seed, order, ahead, pooled, options.routers),
+                fleet=Fleet(
+                    *(engines, router, one, fails, restart, spec.seed + seed, order, ahead, pooled, options.routers),
+                    options.first_tokens,
+                ),
             )
             for workload in workloads_of(options.workload)
             for count in sessions_of(options)

@@ -152,6 +152,14 @@ class SimulateOptions:
         int | None,
         _option(FLEET, "Requests that may wait in an engine while the router holds others; default: 0.", min=0),
     ] = None
+    first_tokens: Annotated[
+        Literal["seen", "counted", "estimated"],
+        _option(
+            FLEET,
+            "First tokens of answers for the router gateway: seen, in streams; without streams counted by the engines, as vLLM "
+            "does for --router-queue, or estimated.",
+        ),
+    ] = "seen"
     engine_down: Annotated[
         str | None,
         _option(FLEET, "Seconds at which engine 1 fails and is back with an empty cache: 600-660; 600-600: a restart."),
@@ -234,6 +242,7 @@ class SimulateOptions:
             ("--router-restart", self.router_restart),
             ("--router-queue", None if self.router_queue == "none" else self.router_queue),
             ("--requests-ahead", self.requests_ahead),
+            ("--first-tokens", None if self.first_tokens == "seen" else self.first_tokens),
             ("--engine-down", self.engine_down),
             ("--routers", None if self.routers == 1 else self.routers),
             ("--pool", self.pool or None),

@@ -50,6 +50,8 @@ class EngineDouble:
         refuse: answer every completion with an error.
         says: its answers to KINDS, which are not among the requests received.
         usage: what its answers report.
+        counted: first tokens by its `/metrics`, in vLLM's form; None: it has none.
+        looks: how often these were read.
     """
 
     words: list[str] | None = None
@@ -65,6 +67,8 @@ class EngineDouble:
     refuse: bool = False
     says: dict[str, Any] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=lambda: dict(USAGE))
+    counted: int | None = None
+    looks: int = 0
 
     def __post_init__(self) -> None:
         self.go.set()
@@ -96,6 +100,10 @@ class EngineDouble:
         if path in KINDS:
             answer = self.says.get(path)
             await whole(send, 404 if answer is None else 200, json.dumps(answer).encode())
+            return
+        if path == "/metrics" and self.counted is not None:
+            self.looks += 1
+            await whole(send, 200, b'vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} %d.0\n' % self.counted)
             return
         # No await before the wait for `go`: a test that sees the request and then clears `go` does not hold this request.
         self.received.append(request)

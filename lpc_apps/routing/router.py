@@ -7,8 +7,9 @@ Dynamo's router has the same cost, with W = 1 by default (``--router-prefill-loa
 A router knows what it has sent, which of it has had its first token, and what answers report: tokens of the prompt, and how
 many of them were cached. An engine that evicts what the router believes in has more work than the router knows, so the share
 of the believed tokens that were not cached corrects the prefill that waits. It does not correct what a request would miss: then
-an engine that evicts much would lose its conversations, and they would be computed elsewhere. For the same reason an engine's
-speed is learned only from requests whose cached tokens are reported: from beliefs such an engine would seem slow.
+an engine that evicts much would lose its conversations, and they would be computed elsewhere. Nor does the size of its cache: a
+conversation that it is believed to have evicted stays as well, unless much less waits elsewhere. For the same reason a speed is
+learned only from requests whose cached tokens are reported: from beliefs an engine that evicts much would seem slow.
 
 Engines of equal cost are ranked by a hash of the conversation, so that two routers without shared state agree. The first of
 them gets the request that has at most `FULLER` times its share of the conversations.
@@ -35,6 +36,8 @@ FULLER: Final = 1.1
 """Conversations of an engine over its share up to which a new one may go there."""
 KNOWN_S: Final = 10.0
 """Seconds of an engine's prefill after which its own speed counts. Until then it is taken to be as fast as all together."""
+COUNTED_S: Final = 1.0
+"""Seconds of a prefill from which a speed is learned if its end is counted, not seen: that is up to a quarter of it late."""
 LIVE_S: Final = 600.0
 """Seconds after its last request for which a conversation counts."""
 RETURN_S: Final = 5.0
@@ -116,7 +119,8 @@ class EngineWork:
         live: number of the conversations that were there last.
         cache: numbers of the conversations that it is believed to hold; None: all that it had last.
         own_speed: its own prompt tokens per second; 0 until they are known.
-        due: heap of the ends of requests that are not streamed: time, a number, and the request.
+        due: heap of the estimated ends of requests that are not streamed: time, a number, and the request.
+        counted: whether its own count of first tokens shows their ends (`lpc_apps.routing.counted`), so none is estimated.
 
     Args:
         fleet: speed of all engines together.
@@ -124,7 +128,7 @@ class EngineWork:
 
     __slots__ = (
         *("_first_at", "_fleet", "_open", "_own"),
-        *("cache", "due", "live", "missing", "own_speed", "salt", "wrong"),
+        *("cache", "counted", "due", "live", "missing", "own_speed", "salt", "wrong"),
     )
 
     def __init__(self, name: str, fleet: Speed) -> None:
@@ -143,6 +147,7 @@ class EngineWork:
         self._open.clear()
         self.missing, self.wrong = 0, 0.0
         self._first_at = 0.0
+        self.counted = False
         self.due: list[tuple[float, int, Sending]] = []
 
     @property
@@ -192,7 +197,7 @@ class EngineWork:
             self.missing += missing - sending.missing
             sending.missing = missing
         sending.at = now
-        if not sending.streamed:
+        if not sending.streamed and not self.counted:
             ends = now + (ahead + missing) / self.tokens_per_s
             heapq.heappush(self.due, (ends, id(sending), sending))
 
@@ -211,6 +216,18 @@ class EngineWork:
         if sending.streamed:
             sending.took = now - max(sending.at, self._first_at)
             self._first_at = now
+        self.close(sending)
+
+    def computed(self, sending: Sending, now: float) -> float:
+        """Return the prompt tokens that it should have computed for the oldest request without a first token."""
+        return (now - max(sending.at, self._first_at)) * self.tokens_per_s
+
+    def prefilled(self, sending: Sending, now: float) -> None:
+        """Record that its own count shows a request's first token, a part of a second late."""
+        took = now - max(sending.at, self._first_at)
+        if took >= COUNTED_S:
+            sending.took = took
+        self._first_at = now
         self.close(sending)
 
     def answered(self, sending: Sending, tokens: int | None, cached: int | None) -> None:
@@ -299,7 +316,7 @@ class Router:
             one = engines[engine]
             if one.due:
                 one.end_due(now)
-            cached = match.held if engine == match.engine and one.holds(match.conversation) else 0
+            cached = match.held if engine == match.engine else 0
             for holders, tokens in match.heads:
                 if holders >> engine & 1:
                     cached = max(cached, tokens)

@@ -198,6 +198,7 @@ def run_one(run: SimulationRun, on_start: Callable[[Turn, int], None] | None = N
             "held": run.fleet.queue,
             "pooled": run.fleet.pooled,
             "routers": run.fleet.routers,
+            "first_tokens": run.fleet.first_tokens,
             **figures,
         }
     figures["prefill_load"] *= sample

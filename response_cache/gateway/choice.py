@@ -41,16 +41,20 @@ class Route(NamedTuple):
         prompt: None: not known, or none.
         streamed: whether the answer's first bytes come with its first token.
         stays: whether only the conversation's last engine can answer: it keeps the answer that the request continues.
+        share: who shares the engines' prefill with others while requests are held.
+        priority: among held requests of this share, the lowest number first.
     """
 
     key: bytes
     prompt: Prompt | None = None
     streamed: bool = True
     stays: bool = False
+    share: str = ""
+    priority: int = 0
 
     def continuing(self, key: bytes) -> "Route":
         """Return the route of a request that continues an answer of this conversation."""
-        return Route(key, None if self.prompt is None else self.prompt._replace(name=key), self.streamed, stays=True)
+        return self._replace(key=key, prompt=None if self.prompt is None else self.prompt._replace(name=key), stays=True)
 
 
 class Visit(Protocol):
@@ -120,6 +124,7 @@ class _Seen:
         self,
         router: Router,
         sending: Sending,
+        route: Route,
         queue: Queue | None,
         clock: Callable[[], float],
         reported: Callable[[int, int | None], None],
@@ -128,19 +133,21 @@ class _Seen:
         held: bool,
     ) -> None:
         self._router, self._sending, self._queue, self._clock, self._held = router, sending, queue, clock, held
-        self._reported, self._peers = reported, peers
+        self._route, self._reported, self._peers = route, reported, peers
         self._tail = b""
         self._answered = self._refused = False
 
     async def turn(self) -> None:
         if self._held and self._queue is not None:
-            await self._queue.turn(self._sending)
+            await self._queue.turn(self._sending, self._route.share, self._route.priority)
             if self._peers is not None:
                 self._peers.handed(self._sending)
 
     def begun(self) -> None:
         self._answered = True
         self._router.first_token(self._sending, self._clock())
+        if self._queue is not None:
+            self._queue.began(self._sending)
         if self._peers is not None:
             self._peers.first(self._sending)
         self._pump()
@@ -261,7 +268,8 @@ class ByCost:
             if self._peers is not None:
                 self._peers.sent(sending, held=held, left=left)
             visit = _Seen(
-                router, sending, self._queue, self._clock, partial(self._reported, engine.name), self._peers, held=held
+                *(router, sending, route, self._queue, self._clock, partial(self._reported, engine.name), self._peers),
+                held=held,
             )
             try:
                 yield visit

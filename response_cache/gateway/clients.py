@@ -90,12 +90,14 @@ class Client:
         tenant: owner of its answers; it gets no other tenant's.
         scopes: scopes that it may use.
         cached: whether its answers may be cached.
+        share: who shares the engines with others. With tokens it is the token's name, whatever other headers a request has.
     """
 
     name: str
     tenant: str
     scopes: Sequence[str]
     cached: bool
+    share: str
 
 
 class Clients:
@@ -126,7 +128,7 @@ class Clients:
             tenant = "key:" + _digest(identity) if identity else ANONYMOUS
             identified = any(name not in ENGINE_KEYS for name, _ in identity)
             cached = identified or self._settings.gateway_cache_anonymous
-            return Client(UNNAMED, tenant, self._settings.scopes_of(UNNAMED), cached)
+            return Client(UNNAMED, tenant, self._settings.scopes_of(UNNAMED), cached, tenant)
         credentials = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
         found = owner_of(credentials[0], self._tokens.current) if len(credentials) == 1 else None
         if found is None:
@@ -134,7 +136,7 @@ class Clients:
         # The token stands for the client's name.
         users = [(name, value) for name, value in identity if name != b"authorization"]
         tenant = f"client:{found[1]}" + (f":{_digest(users)}" if users else "")
-        return Client(found[1], tenant, self._settings.scopes_of(found[1]), True)
+        return Client(found[1], tenant, self._settings.scopes_of(found[1]), True, f"client:{found[1]}")
 
     def _identity_of(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         """Return the identity headers of a request, without empty ones and placeholders."""

@@ -9,6 +9,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -177,6 +178,7 @@ class Gateway:
             reading = await self._reader.read(
                 path, exchange.headers, body, exchange.query.decode("ascii"), client.tenant, scope if cached else None
             )
+            reading = replace(reading, route=reading.route._replace(share=client.share))
             if path == RESPONSES:
                 await self._respond(exchange, client, reading)
             elif path not in (CHAT, COMPLETIONS):

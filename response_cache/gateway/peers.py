@@ -245,6 +245,8 @@ class Peers:
             queue.passes(sending)
         elif kind == FIRST:
             self._router.first_token(sending, now)
+            if queue is not None:
+                queue.began(sending)
         elif kind == ENDED:
             flags, tokens, cached = _ENDED.unpack(body)
             del peer.open[number]

@@ -1,8 +1,9 @@
 """The gateway's queue: requests wait here instead of in the engine, and are handed on warm first (`lpc_apps.routing.held`).
 
 Nothing is held for an engine whose cache's size is not known, since the order depends on what it has cached. An answer that is
-not streamed shows no first token, so such a request is held only if the engine's speed is known. An engine that shows no first
-token in `SLOW` times the time that its prefill should take gets the next request: its own queue decides then.
+not streamed shows no first token. vLLM counts them, so its count is read while such requests are in prefill; no request waits
+for it. For other engines the end is estimated, and such requests are held only if the engine's speed is known. An engine that
+shows no first token in `SLOW` times the time that its prefill should take gets the next request: its own queue decides then.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from response_cache.gateway.metrics import Metrics
 
 LOOK_S: Final = 1.0
 """Seconds between looks at whether the engine of a held request is still up."""
+COUNT_TIMEOUT_S: Final = 1.0
 MEASURED_S: Final = 60.0
 """Seconds after which an engine is asked again how large its cache is."""
 METRICS_BYTES: Final = 4 << 20
@@ -30,6 +32,8 @@ MOST_TOKENS: Final = 10**10
 _CACHE: Final = re.compile(rb"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _NUMBER: Final = re.compile(rb'(?:^|,)(block_size|num_gpu_blocks|kv_cache_size_tokens)="(\d{1,12})"')
 """Of a model with several kinds of layers a token takes blocks of each, so vLLM states its tokens from 0.32 on."""
+_FIRST: Final = re.compile(rb"^vllm:time_to_first_token_seconds_count(?:\{[^\n]*\})? ([0-9.e+]{1,24})$", re.MULTILINE)
+"""SGLang counts an answer without a stream at its fiftieth token, so its count is not read."""
 
 
 class EngineDown(Exception):
@@ -63,11 +67,12 @@ class Queue:
         for number, engine in enumerate(engines):
             metrics.held.labels(engine.name).set_function(partial(self._length, number))
             if tokens is not None:
-                self._size(number, tokens)
+                self._size(number, tokens, 1)
 
     def takes(self, number: int, *, streamed: bool) -> bool:
         """Return whether a request for an engine goes through the queue."""
-        return self.knows(number) and (streamed or self._router.engines[number].is_measured)
+        engine = self._router.engines[number]
+        return self.knows(number) and (streamed or engine.is_measured or engine.counted)
 
     def knows(self, number: int) -> bool:
         """Return whether the size of an engine's cache is known."""
@@ -79,8 +84,12 @@ class Queue:
         assert held is not None
         held.hand(sending, self._clock())
 
-    async def turn(self, sending: Sending) -> None:
+    async def turn(self, sending: Sending, share: str = "", priority: int = 0) -> None:
         """Wait until the engine is to get a request.
+
+        Args:
+            share: who shares the engine's prefill with others.
+            priority: among the requests of this share, the lowest number first.
 
         Raises:
             EngineDown: the engine went down.
@@ -89,7 +98,7 @@ class Queue:
         number = sending.engine
         held = self._held[number]
         assert held is not None
-        held.add(sending)
+        held.add(sending, share, priority)
         turn = self._turns[sending] = asyncio.get_running_loop().create_future()
         began = self._clock()
         try:
@@ -123,9 +132,15 @@ class Queue:
         timer = self._timers[number]
         if timer is not None:
             timer.cancel()
-        at = held.next_at() if len(held) else None
+        at = held.next_at(now) if len(held) else None
         loop = asyncio.get_running_loop()
         self._timers[number] = None if at is None else loop.call_later(max(at - now, 0.0) + 0.001, self.pump, number)
+
+    def began(self, sending: Sending) -> None:
+        """Record the first bytes of an answer."""
+        held = self._held[sending.engine]
+        if held is not None:
+            held.first_tokens.first(sending)
 
     def answered(self, sending: Sending, cached: int | None) -> None:
         """Record the end of a request, and the cached tokens that its answer reports; None: there are none."""
@@ -140,6 +155,30 @@ class Queue:
             held.cache.clear()
         self._asked_at[number] = -MEASURED_S
 
+    async def count(self, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
+        """Read the counts of first tokens of the engines that compute prompts whose answers are not streamed."""
+        now = self._clock()
+        asked = [
+            number
+            for number, held in enumerate(self._held)
+            if held is not None and self._engines[number].up and held.first_tokens.asks(now)
+        ]
+        await asyncio.gather(*(self._count(number, http, headers) for number in asked))
+
+    async def _count(self, number: int, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
+        held = self._held[number]
+        assert held is not None
+        try:
+            async with asyncio.timeout(COUNT_TIMEOUT_S):
+                count = await first_tokens_of(http, self._engines[number].url, headers)
+        except (httpx.HTTPError, TimeoutError):
+            held.first_tokens.unknown(self._clock())
+            return
+        if count is None:
+            held.first_tokens.unknown(self._clock(), MEASURED_S)
+        elif held.first_tokens.read(count, self._clock()):
+            self.pump(number)
+
     async def measure(self, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
         """Ask the engines that are up how large their caches are, each once in `MEASURED_S`."""
         if self._tokens is not None:
@@ -149,32 +188,45 @@ class Queue:
             if engine.up and now - self._asked_at[number] >= MEASURED_S:
                 self._asked_at[number] = now
                 try:
-                    tokens = await tokens_of(http, engine.url, headers)
+                    found = await tokens_of(http, engine.url, headers)
                 except httpx.HTTPError:
                     continue
-                if tokens is not None:
-                    self._size(number, tokens)
+                if found is not None:
+                    self._size(number, *found)
 
-    def _size(self, number: int, tokens: int) -> None:
+    def _size(self, number: int, tokens: int, ranks: int) -> None:
         held = self._held[number]
         if held is None:
-            self._held[number] = Held(self._router.engines[number], tokens)
+            self._held[number] = Held(self._router.engines[number], tokens, ranks)
         else:
-            held.resize(tokens)
+            held.resize(tokens, ranks)
 
     def _length(self, number: int) -> int:
         held = self._held[number]
         return 0 if held is None else len(held)
 
 
-async def tokens_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> int | None:
-    """Return the tokens of an engine's cache, of all its ranks together; None: it does not say. Raises httpx.HTTPError."""
-    tokens = 0
+async def first_tokens_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> int | None:
+    """Return how many first tokens all ranks of an engine have counted; None: it does not say. Raises httpx.HTTPError."""
+    counts = _FIRST.findall(await bytes_of(http, f"{url}/metrics", headers, METRICS_BYTES))
+    try:
+        return int(sum(map(float, counts))) if counts else None
+    except (ValueError, OverflowError):
+        return None
+
+
+async def tokens_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> tuple[int, int] | None:
+    """Return the tokens of an engine's cache, of all its data-parallel ranks together, and the number of these ranks.
+
+    None: it does not say. Raises httpx.HTTPError.
+    """
+    tokens = ranks = 0
     for labels in _CACHE.findall(await bytes_of(http, f"{url}/metrics", headers, METRICS_BYTES)):
         sizes = {name: int(number) for name, number in _NUMBER.findall(labels)}
+        ranks += 1
         tokens += sizes.get(b"kv_cache_size_tokens") or sizes.get(b"block_size", 0) * sizes.get(b"num_gpu_blocks", 0)
     if not tokens:
         fields: Any = await fields_of(http, f"{url}/server_info", headers)
         found = fields.get("max_total_num_tokens")
         tokens = found if isinstance(found, int) and not isinstance(found, bool) else 0
-    return tokens if 0 < tokens <= MOST_TOKENS else None
+    return (tokens, max(ranks, 1)) if 0 < tokens <= MOST_TOKENS else None

@@ -95,12 +95,14 @@ class Reader:
         max_values: limit on the JSON values of one body.
         arguments: field of a body in which the engines take hints; None: hints are not forwarded.
         rules: returns those by which the engines read two bodies alike (`lpc.requests.rules.sure`).
+        priorities: whether the gateway's queue reads priorities, in place of the engines.
     """
 
     tenants: Tenants
     max_values: int
     arguments: str | None = None
     rules: Callable[[], frozenset[str]] = lambda: ANY
+    priorities: bool = False
 
     async def read(self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None) -> Reading:
         """Read a body. ``scope`` is that of the caches; None if they are not asked. Raises GatewayError (400, 413, 415)."""
@@ -113,6 +115,11 @@ class Reader:
         body = body.removeprefix(codecs.BOM_UTF8)
         # Chats have no token ids.
         fields = parse(body, self.max_values) if path == CHAT else parse(body, self.max_values, token_ids=True)
+        priority = 0
+        if self.priorities and path in PROMPTS and type(fields.get("priority")) is int:
+            # It orders the tenant's own held requests. In an engine it would order those of all tenants.
+            priority = fields.pop("priority")
+            body = json.dumps(fields, separators=(",", ":")).encode()
         known_to_engines = session_of(fields, headers)
         others = None if known_to_engines else names_in_other_fields(fields, headers)
         name = known_to_engines if others is None else others.conversation
@@ -126,7 +133,7 @@ class Reader:
         # and that begins a stream before it computes anything (vLLM).
         named = key if name is not None or path == RESPONSES else None
         prompt = prompt_of(digest("scope", tenant, fields.get("model")), turns(fields), named) if path in PROMPTS else None
-        route = Route(key, prompt, streamed and path != RESPONSES)
+        route = Route(key, prompt, streamed and path != RESPONSES, priority=priority)
         return Reading(sent, route, session, asked, streamed, continues)
 
     def _with_hints(self, fields: Mapping[str, Any], body: bytes, name: str | None) -> tuple[Mapping[str, Any], bytes]:

@@ -22,6 +22,7 @@ from lpc.wire.http_server import Connections, Patience, Server, raise_descriptor
 from lpc.wire.listening import listen, serve_metrics
 from lpc.wire.tokens import TokenFileError
 from lpc.wire.watched import Watched
+from lpc_apps.routing.counted import COUNT_S
 from lpc_apps.routing.router import Router
 from response_cache.client import ResponseCacheClient
 from response_cache.gateway.cached import Cached
@@ -143,6 +144,7 @@ async def running(
                 bounds.max_values,
                 ARGUMENTS.get(settings.gateway_hints),
                 (lambda: engines.rules) if kind == "auto" else (lambda: sure(kind)),
+                priorities=queue is not None,
             ),
             load,
             bounds.max_answer_bytes,
@@ -159,6 +161,7 @@ async def running(
             sharing.every(bounds.probe_interval_s, "peers", peers.run)
         if queue is not None:
             background.every(bounds.probe_interval_s, "measure", partial(queue.measure, fresh, engines.headers))
+            background.every(COUNT_S, "count", partial(queue.count, kept, engines.headers))
         if kind == "auto" and settings.gateway_cache:
             background.every(bounds.probe_interval_s, "identify", partial(engines.identify, fresh))
         background.every(REFRESH_S, "tokens", partial(asyncio.to_thread, clients.refresh))

@@ -14,11 +14,12 @@ what the caches hold:
   blocks stay in the index, and its events are ignored until their numbers pass the old ones.
 """
 
+import heapq
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
 from itertools import chain
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 from lpc_apps.routing import router as routing
 from lpc_apps.routing.held import Held
@@ -34,6 +35,8 @@ from lpc_apps.simulator.policy import PolicySettings
 from lpc_apps.simulator.segments import Path
 from lpc_apps.simulator.workload import Turn, Workload
 
+FirstTokensOf = Literal["seen", "counted", "estimated"]
+"""How `lpc gateway` learns of first tokens: it sees those of streams. Those of other answers are counted or estimated."""
 MOST_SHARE: Final = 10.0
 """Largest share of an engine's cache, for `lru`."""
 
@@ -295,8 +298,15 @@ class Gateway(Knowledge):
         self.router = routing.Router(names, known=Known(tokens_per_size=1.0))
         size = workload.block_tokens
         self._tokens = [one.cache.capacity * size for one in engines]
-        self._queues: list[Held] = []
+        self.queues: list[Held] = []
         """What each engine is believed to hold, if the router holds requests; else it knows no cache's size."""
+        self.hands_on = False
+        """Whether these queues hold the requests themselves, and their own code hands them on."""
+        self.first_tokens: FirstTokensOf = "seen"
+        """How it learns of first tokens."""
+        self.prefilled: list[list[float]] = [[] for _ in engines]
+        """Heap of the first tokens to come that it does not see, by engine."""
+        self._counts = [0] * len(engines)
         self._sendings: dict[Turn, Sending] = {}
         """Requests without an answer."""
         self._first: list[deque[tuple[float, Turn, Sending]]] = [deque() for _ in engines]
@@ -309,7 +319,7 @@ class Gateway(Knowledge):
     def holds(self, held: Sequence[Iterable[Turn]]) -> None:
         """Record that the router holds requests, by engine."""
         super().holds(held)
-        self._queues = [Held(one, tokens) for one, tokens in zip(self.router.engines, self._tokens, strict=True)]
+        self.queues = [Held(one, tokens) for one, tokens in zip(self.router.engines, self._tokens, strict=True)]
 
     def prompt(self, turn: Turn) -> tuple[Prompt, Match]:
         """Return a request's prompt, and what is known of it."""
@@ -328,33 +338,43 @@ class Gateway(Knowledge):
 
     def missing(self, engine: int, turn: Turn, now: float) -> int:
         """Return the tokens that the router believes an engine to compute: of a request that it holds, if it got it now."""
-        if (sending := self._sendings.get(turn)) is not None and sending.engine == engine and self._queues:
-            return self._queues[engine].missing(sending)
+        if (sending := self._sendings.get(turn)) is not None and sending.engine == engine and self.queues:
+            return self.queues[engine].missing(sending)
         return self.router.missing(self.prompt(turn)[1], engine)
 
     def waiting_s(self, engine: int, now: float) -> float:
         """Return the seconds of prefill that the router believes to wait."""
-        self._see(engine, now)
+        self.see(engine, now)
         return self.router.engines[engine].waiting_s(now)
 
     def sent(self, engine: int, turn: Turn, now: float) -> None:
         """Record that a request is about to be sent."""
         super().sent(engine, turn, now)
-        self._see(engine, now)
+        self.see(engine, now)
         prompt, match = self.prompt(turn)
-        self._sendings[turn] = self.router.sent(prompt, match, engine, now, held=bool(self._queues))
+        self._sendings[turn] = self.router.sent(
+            prompt, match, engine, now, streamed=self.first_tokens == "seen", held=bool(self.queues)
+        )
         self._latest = None
+
+    def sending(self, turn: Turn) -> Sending:
+        """Return what the router knows of a request without an answer."""
+        return self._sendings[turn]
 
     def handed(self, engine: int, turn: Turn, now: float) -> None:
         """Record that an engine gets a request."""
-        if (sending := self._sendings.get(turn)) is not None and self._queues:
-            self._queues[engine].hand(sending, now)
+        if (sending := self._sendings.get(turn)) is not None and self.queues and not self.hands_on:
+            self.queues[engine].hand(sending, now)
 
     def first_token_due(self, engine: int, turn: Turn, at: float) -> None:
         """Announce when the router will see a request's first token."""
         super().first_token_due(engine, turn, at)
-        if (sending := self._sendings.get(turn)) is not None:
+        if (sending := self._sendings.get(turn)) is None:
+            return
+        if sending.streamed:
             self._first[engine].append((at, turn, sending))
+        else:
+            heapq.heappush(self.prefilled[engine], at)
 
     def started(self, engine: int, turn: Turn, now: float, hits: int) -> None:
         """Keep what the answer will report."""
@@ -363,9 +383,9 @@ class Gateway(Knowledge):
     def answered(self, engine: int, turn: Turn, now: float) -> None:
         """Record an answer, and what it reports."""
         super().answered(engine, turn, now)
-        self._see(engine, now)
+        self.see(engine, now)
         sending = self._sendings.get(turn)
-        if sending is not None and sending.open:
+        if sending is not None and sending.open and sending.streamed:
             self._ended.add(turn)
         else:
             self._report(engine, turn)
@@ -379,11 +399,22 @@ class Gateway(Knowledge):
             self._ended.discard(turn)
         super().failed(engine)
         self._first[engine].clear()
+        self.prefilled[engine].clear()
+        self._counts[engine] = 0
         self.router.lost(engine)
-        if self._queues:
-            self._queues[engine] = Held(self.router.engines[engine], self._tokens[engine])
+        if self.queues:
+            self.queues[engine] = Held(self.router.engines[engine], self._tokens[engine])
 
-    def _see(self, engine: int, now: float) -> None:
+    def count(self, engine: int, now: float) -> None:
+        """Let the router read how many first tokens an engine has counted."""
+        prefilled = self.prefilled[engine]
+        while prefilled and prefilled[0] <= now:
+            heapq.heappop(prefilled)
+            self._counts[engine] += 1
+        self.queues[engine].first_tokens.read(self._counts[engine], now)
+
+    def see(self, engine: int, now: float) -> None:
+        """Let the router see the first tokens until now."""
         first = self._first[engine]
         while first and first[0][0] <= now:
             at, turn, sending = first.popleft()
@@ -396,8 +427,10 @@ class Gateway(Knowledge):
         """Let the router see an answer's usage."""
         hits = self._hits.pop(turn, 0)
         if (sending := self._sendings.pop(turn, None)) is not None:
-            if self._queues:
-                self._queues[engine].answered(sending, hits)
+            if self.queues:
+                if not sending.streamed:
+                    self.queues[engine].first_tokens.first(sending)
+                self.queues[engine].answered(sending, hits)
             self.router.answered(sending, turn.input_tokens, hits)
 
 

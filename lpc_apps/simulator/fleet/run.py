@@ -9,8 +9,8 @@ from typing import Any, Final
 from eviction_client.stores.base import EngineId
 from eviction_client.stores.memory import MemoryStore
 from lpc_apps.simulator.engine import FCFS, Engine, PolicyFactory
-from lpc_apps.simulator.fleet.held import HeldTurns, Repeated, RouterQueue
-from lpc_apps.simulator.fleet.knowledge import Knowledge, parse_knowledge
+from lpc_apps.simulator.fleet.held import GatewayTurns, HeldTurns, Holding, Repeated, RouterQueue
+from lpc_apps.simulator.fleet.knowledge import FirstTokensOf, Gateway, Knowledge, parse_knowledge
 from lpc_apps.simulator.fleet.routers import Router, parse_router
 from lpc_apps.simulator.replay import INTERVENE, PREFILLED, Replay
 from lpc_apps.simulator.result import Result, together
@@ -38,6 +38,7 @@ class Fleet:
         ahead: requests that may wait in an engine behind the one in prefill, if the router holds others.
         pooled: whether the policies pool what they know of shared blocks, at once and without loss.
         routers: number of routers side by side. Requests reach them in turn, and none knows what the others do.
+        first_tokens: how a router of the knowledge `gateway` learns of them.
     """
 
     engines: int
@@ -50,6 +51,7 @@ class Fleet:
     ahead: int = 0
     pooled: bool = False
     routers: int = 1
+    first_tokens: FirstTokensOf = "seen"
 
 
 @dataclass
@@ -116,7 +118,9 @@ class _Door:
 
     known: Knowledge
     router: Router
-    held: list[HeldTurns] = field(default_factory=list)
+    held: list[Holding] = field(default_factory=list)
+    timers: dict[int, float] = field(default_factory=dict)
+    """When each engine's queue is looked at next, even if nothing happens until then."""
 
 
 class FleetRun:
@@ -179,8 +183,15 @@ class FleetRun:
         self._results.append((number, engine.result))
         return engine
 
-    def _hold(self, door: _Door, number: int) -> HeldTurns:
+    def _hold(self, door: _Door, number: int) -> Holding:
         """Return an empty queue of a router for an engine."""
+        if self._fleet.queue == "warm-first" and isinstance(door.known, Gateway):
+
+            def known() -> Gateway:
+                assert isinstance(door.known, Gateway)
+                return door.known
+
+            return GatewayTurns(known, number)
 
         def missing(turn: Turn) -> int:
             return door.known.missing(number, turn, self._replay.now)
@@ -194,6 +205,9 @@ class FleetRun:
         kind, delay = parse_knowledge(router.knows or self._fleet.knows)
         known = kind(self._replay.workload, self._engines, self._cost.prompt_token_s, delay)
         known.up = up
+        if isinstance(known, Gateway):
+            known.hands_on = self._fleet.queue == "warm-first"
+            known.first_tokens = self._fleet.first_tokens
         return known, router(known, self._random, number)
 
     def _holds(self, door: _Door) -> None:
@@ -201,10 +215,13 @@ class FleetRun:
             door.known.holds(door.held)
 
     def _restart_router(self, now: float) -> None:
-        del now
         for door in self._doors:
+            held = [turn for queue in door.held for turn in queue]
             door.known, door.router = self._new_router(door.known.up)
+            door.held = [self._hold(door, number) for number in range(self._fleet.engines)]
             self._holds(door)
+            for turn in sorted(held, key=lambda turn: turn.arrival):
+                self._send(turn, now, door)
 
     def arrive(self, turn: Turn, now: float) -> bool:
         """Give a turn that arrives to an engine, or to the queue; return whether none refuses it."""
@@ -213,8 +230,8 @@ class FleetRun:
             self._counts.copies.append(copies([engine.cache.contents() for engine in self._engines]))
         return self._send(turn, now)
 
-    def _send(self, turn: Turn, now: float) -> bool:
-        door = self._doors[self._arrived % len(self._doors)]
+    def _send(self, turn: Turn, now: float, door: _Door | None = None) -> bool:
+        door = door or self._doors[self._arrived % len(self._doors)]
         number = door.router.choose(turn, now)
         if not self._engines[number].fits(turn):
             return self._engines[number].arrive(turn, now)  # counts it as refused
@@ -228,14 +245,19 @@ class FleetRun:
         if self._fleet.queue is None:
             self._hand_on(door, number, turn, now)
         else:
-            door.held[number].add(turn)
+            door.held[number].add(turn, now)
             self._serve(door, number, now)
         return True
 
     def _serve(self, door: _Door, number: int, now: float) -> None:
         """Hand on what the engine is to have now."""
-        while (turn := door.held[number].hand_on()) is not None:
+        held = door.held[number]
+        while (turn := held.hand_on(now)) is not None:
             self._hand_on(door, number, turn, now)
+        at = held.next_at()
+        if at is not None and not now < door.timers.get(number, now) <= at:
+            door.timers[number] = at
+            self._replay.add(at, INTERVENE, partial(self._serve, door, number))
 
     def _hand_on(self, door: _Door, number: int, turn: Turn, now: float) -> None:
         door.known.handed(number, turn, now)
@@ -258,6 +280,8 @@ class FleetRun:
     def _answered(self, turn: Turn) -> None:
         door, number = self._at.pop(turn)
         door.known.answered(number, turn, self._replay.now)
+        if self._fleet.queue is not None and self._fleet.first_tokens != "seen":
+            self._serve(door, number, self._replay.now)
 
     def _evicted(self, number: int, now: float, contents: Sequence[int]) -> None:
         for door in self._doors:

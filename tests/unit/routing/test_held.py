@@ -62,6 +62,15 @@ def test_one_long_prompt_in_prefill_holds_the_next_until_its_first_token() -> No
     assert loop.hand_on() == [second]
 
 
+def test_each_data_parallel_rank_gets_a_prompt() -> None:
+    loop = Loop()
+    loop.held.resize(CAPACITY, 3)
+    sendings = [loop.arrive(name, 4) for name in "abcde"]
+    assert loop.hand_on() == sendings[:3]
+    loop.router.first_token(sendings[1], 1.0)
+    assert loop.hand_on() == sendings[3:4]
+
+
 def test_short_prompts_are_handed_on_together() -> None:
     loop = Loop()
     some = [loop.router.sent(one, loop.router.known.match(one), 0, 0.0, held=True) for one in map(short, range(5))]
@@ -150,3 +159,24 @@ def test_each_request_is_handed_on_once_or_dropped(steps: list[tuple[str, int]])
     loop.serve()
     assert len(loop.order) == len(set(loop.order))
     assert {*loop.order, *dropped} == set(arrived) and not {*loop.order} & {*dropped}
+
+
+def test_an_engine_that_counts_gets_one_request_by_an_estimate_and_the_next_one_by_its_count() -> None:
+    loop = Loop()
+    loop.held.first_tokens.read(0, 0.0)
+    for name in "abc":
+        one = prompt(name, 12)
+        loop.held.add(loop.router.sent(one, loop.router.known.match(one), 0, 0.0, streamed=False, held=True))
+    (first,) = loop.hand_on()
+    at = loop.held.next_at(loop.now)
+    assert at is not None and 0 < at < first.missing / 10_000
+    loop.now = at
+    assert len(loop.hand_on()) == 1
+    for loop.now in (first.missing / 10_000, 2 * first.missing / 10_000):
+        assert not loop.hand_on()
+    assert first.open and loop.held.first_tokens.read(1, loop.now) and not first.open
+    assert not loop.hand_on()  # the second one has just begun
+    at = loop.held.next_at(loop.now)
+    assert at is not None
+    loop.now = at
+    assert len(loop.hand_on()) == 1

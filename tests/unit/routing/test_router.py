@@ -44,6 +44,18 @@ def test_the_next_turn_leaves_an_engine_whose_prefill_waits_longer_than_the_copy
     assert send(router, prompt("a", "b", "c"), 1.0).engine != first.engine
 
 
+def test_a_conversation_that_its_engine_is_believed_to_have_evicted_stays_while_the_wait_there_is_short() -> None:
+    """Moved, its copy would evict another one there, and near saturation all engines would compute more."""
+    router = Router(NAMES)
+    first = send(router, prompt("a"), 0.0)
+    router.first_token(first, 0.1)
+    router.engines[first.engine].cache = ()
+    router.sent(prompt_of(b"", [(b"long" * 5_000, False)]), NEW._replace(tokens=5_000), first.engine, 0.2)
+    again = send(router, prompt("a", "b", "c"), 1.0)
+    assert again.engine == first.engine
+    assert again.expected == 0 and again.missing == again.tokens
+
+
 def test_new_conversations_are_spread_and_the_fullest_engine_has_a_tenth_more_than_its_share() -> None:
     router, now = Router(NAMES), 0.0
     counts: Counter[int] = Counter()

@@ -192,16 +192,16 @@ def test_held_requests_are_handed_on_one_by_one_and_warm_ones_first() -> None:
         held.note(2000, 2000)  # the engine computes again what it had
         handed = []
         for turn in (cold[0], cold[1], warm):
-            held.add(turn)
-            handed.append(held.hand_on())
+            held.add(turn, 0.0)
+            handed.append(held.hand_on(0.0))
         assert handed == [cold[0], None, None]
         assert list(held) == [cold[1], warm]
         held.first_token(cold[0])
-        second = held.hand_on()
+        second = held.hand_on(0.0)
         assert second is not None
-        assert held.hand_on() is None
+        assert held.hand_on(0.0) is None
         held.first_token(second)
-        assert [cold[0], second, held.hand_on()] == expected
+        assert [cold[0], second, held.hand_on(0.0)] == expected
 
 
 def test_resent_and_recomputed_tokens_count_as_repeated() -> None:
