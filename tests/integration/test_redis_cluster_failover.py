@@ -11,7 +11,7 @@ from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisFailed, RedisReach
 from testing.processes import RedisServer
 from tests.eventually import eventually
-from tests.redis_cluster import form, node
+from testing.redis_cluster import form, node
 
 
 @pytest.fixture
