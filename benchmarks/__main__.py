@@ -143,8 +143,18 @@ def bench_fleet(
     time_scale: Annotated[float, typer.Option(min=0.01, help="Seconds that a second of the log lasts.")] = 0.2,
     seeds: Annotated[str, typer.Option(help="Seeds of the order of the sessions.")] = "0",
     routers: Annotated[
-        str, typer.Option(help="Names with commas: hash, cost, cost+queue, smg, sglang-router, vllm-router.")
+        str,
+        typer.Option(
+            help="Names with commas: hash, cost, cost+queue; of others smg, smg-sticky, round-robin, sglang-router, "
+            "vllm-router, vllm-router-hash, vllm-router-events, vllm-router-events-sticky."
+        ),
     ] = "hash,cost,cost+queue",
+    gateways: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Processes of each router, between which turns alternate; this project's without and with a Redis."
+        ),
+    ] = 1,
     schedules: Annotated[
         str, typer.Option(help="stock engines, engines with keep and warm first (learned), or both.")
     ] = "stock",
@@ -166,7 +176,13 @@ def bench_fleet(
         named=not unnamed,
     )
     report(
-        lambda: fleet.run(archive, load, routers=routers.split(","), schedules=schedules.split(","), seeds=_seeds(seeds)),
+        lambda: fleet.run(
+            *(archive, load),
+            routers=routers.split(","),
+            schedules=schedules.split(","),
+            seeds=_seeds(seeds),
+            gateways=gateways,
+        ),
         output,
     )
 

@@ -5,6 +5,7 @@ the processors with sidecar and Redis, so times depend on the machine's load; pr
 """
 
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks import BenchmarkError
-from benchmarks.growth_engines import REQUEST_S, Job
+from benchmarks.growth_engines import MODEL, REQUEST_S, Job
 from lpc.errors import UsageError
 from lpc.model.versions import served_folder
 from lpc.wire.terminal import console
@@ -91,14 +92,15 @@ class Servers:
 
 
 @contextlib.contextmanager
-def servers_of(folder: Path, models: Path, model: str, *, cluster: bool) -> Iterator[Servers]:
-    """Start a sidecar and a Redis, or three primaries of a Redis Cluster."""
+def servers_of(folder: Path, models: Path, model: str, tokenizer: Path, *, cluster: bool) -> Iterator[Servers]:
+    """Start a sidecar that reads the engines' prompts, and a Redis, or three primaries of a Redis Cluster."""
     with contextlib.ExitStack() as stack:
         if cluster:
             nodes = stack.enter_context(cluster_of(folder / "redis"))
         else:
             nodes = [stack.enter_context(RedisServer(folder / "redis"))]
-        yield Servers(stack.enter_context(Sidecar(folder, models, model)), nodes)
+        sidecar = Sidecar(folder, models, model, served_models={MODEL: str(tokenizer)})
+        yield Servers(stack.enter_context(sidecar), nodes)
 
 
 def _start(job: Job, folder: Path) -> subprocess.Popen[str]:
@@ -116,7 +118,7 @@ def _line(process: subprocess.Popen[str], folder: Path) -> str:
     return line
 
 
-def measure(folder: Path, servers: Servers, load: Load, tokenizer: Path) -> dict[str, Any]:
+def measure(folder: Path, servers: Servers, load: Load) -> dict[str, Any]:
     """Run one load, and return its figures. Raises BenchmarkError if a process of the engines ends."""
     servers.clear()
     count = min(load.processes, load.engines)
@@ -133,9 +135,8 @@ def measure(folder: Path, servers: Servers, load: Load, tokenizer: Path) -> dict
             redis_url=servers.redis[0].url,
             cluster=len(servers.redis) > 1,
             shards=load.shards,
-            tokenizer=str(tokenizer),
         )
-        for first, after in zip(places, places[1:], strict=False)
+        for first, after in itertools.pairwise(places)
     ]
     processes = [_start(job, folder) for job in jobs]
     try:
@@ -172,7 +173,7 @@ def figures_of(load: Load, found: Sequence[dict[str, Any]], used: Counter[str], 
         total.update({name: value for name, value in one.items() if isinstance(value, (int, float))})
         threads.update(one["threads_s"])
     seconds = total["seconds"] / len(found)
-    latencies = sorted(itertools_chain(one["latencies_s"] for one in found))
+    latencies = sorted(itertools.chain.from_iterable(one["latencies_s"] for one in found))
     requests = max(total["requests"], 1)
 
     def per_request_ms(seconds_of: float) -> float:
@@ -187,6 +188,9 @@ def figures_of(load: Load, found: Sequence[dict[str, Any]], used: Counter[str], 
         "p50_ms": round(1000 * _at(latencies, 0.5), 1),
         "p99_ms": round(1000 * _at(latencies, 0.99), 1),
         "failed": total["failed"],
+        "refused": total["refused"],
+        "late": total["late"],
+        "causes": {name.removeprefix("cause_"): count for name, count in total.items() if name.startswith("cause_")},
         "unread": total["unread"],
         "waiting": total["waiting"],
         "exceptions": total["exceptions"],
@@ -210,12 +214,6 @@ def figures_of(load: Load, found: Sequence[dict[str, Any]], used: Counter[str], 
         "engine_mib": round((total["rss_mib"] - total["empty_mib"]) / load.engines, 2),
         "latest_s": round(max(one["latest_s"] for one in found), 3),
     }
-
-
-def itertools_chain(parts: Iterator[list[float]]) -> Iterator[float]:
-    """Return all items of all parts."""
-    for part in parts:
-        yield from part
 
 
 def _at(ordered: Sequence[float], share: float) -> float:
@@ -260,8 +258,8 @@ def run(
                     continue
                 load = Load(count, rate, seconds, max(warm_s, 1.5 * REQUEST_S), capacity, processes, shards)
                 # Each row has a sidecar of its own, so that its memory is the row's.
-                with servers_of(folder / f"{count}-{rate:g}", models, model, cluster=cluster) as servers:
-                    row = measure(folder, servers, load, tokenizer)
+                with servers_of(folder / f"{count}-{rate:g}", models, model, tokenizer, cluster=cluster) as servers:
+                    row = measure(folder, servers, load)
                 rows.append(row)
                 print(line_of(row), flush=True)
     _show(rows)

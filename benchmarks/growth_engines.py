@@ -3,7 +3,7 @@
 An engine here is the plug-in without an engine around it: `Plugin` with its background, `PredictorClient` and `RedisStore`. One
 thread does what the schedulers of all engines would do. Requests arrive at random, and last `REQUEST_S`.
 
-The process prints `ready` when a sidecar reads the prompts of each engine, waits for a line on its input, prints `measuring`
+The process prints `ready` when the sidecar has answered each engine, waits for a line on its input, prints `measuring`
 after the warm-up, and its figures as JSON at the end.
 """
 
@@ -18,8 +18,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,14 +32,14 @@ from eviction_client.transport.client import PredictorClient
 from eviction_client.transport.messages import Prediction
 from eviction_client.transport.predictor import PredictorCounters
 from eviction_client.transport.sidecar_curves import ReuseCurves
-from eviction_client.transport.tokenizer_upload import TokenizerState, files_in
+from eviction_client.transport.tokenizer_upload import TokenizerState
 
 MODEL: Final = "tiny-llama"
 BLOCK: Final = 16
 USER, ASSISTANT, END = 2, 3, 5
 """Tokens of `lpc_apps.tiny_llama` that begin and end a message."""
-LETTERS: Final = (*range(70, 96), 226)
-"""Its tokens of small letters and of a space."""
+FIRST_LETTER, SPACE = 70, 226
+"""Its tokens of the letter a, behind which the others follow, and of a space."""
 SYSTEM: Final = 1024
 SYSTEMS: Final = 4
 """Tokens of a system prompt; number of system prompts, which all engines share."""
@@ -68,8 +67,8 @@ class Job:
         rate: requests per second of an engine.
         capacity: blocks of an engine's cache.
         cluster: whether the Redis is a node of a Cluster.
-        tokenizer: folder of the engines' tokenizer.
-        shared_s: clock of the machine at which the load starts is that of the parent; seconds of load that are not measured.
+        warm_s: seconds of load that are not measured; ``seconds``: those that are.
+        shards: keys of the shared blocks.
     """
 
     engines: int
@@ -82,7 +81,6 @@ class Job:
     redis_url: str
     cluster: bool
     shards: int
-    tokenizer: str
 
 
 class Conversation:
@@ -95,7 +93,7 @@ class Conversation:
 
     def __init__(self, number: str, rng: random.Random, text: "array[int]") -> None:
         self.number, self._rng, self._text = number, rng, text
-        self.tokens: "array[int]" = array("I", text[(rng.randrange(SYSTEMS)) * SYSTEM :][:SYSTEM])
+        self.tokens: array[int] = array("I", text[(rng.randrange(SYSTEMS)) * SYSTEM :][:SYSTEM])
         self.blocks: list[BlockHash] = []
         self._hash = b""
         self.turn = self.cached = 0
@@ -199,14 +197,10 @@ class Engine:
         settings = ClientSettings(
             predictor_address=job.predictor, redis_url=job.redis_url, redis_cluster=job.cluster, redis_shards=job.shards
         )
-        tokenizer = Path(job.tokenizer)
-        client = PredictorClient(job.predictor, served_model=MODEL, tokenizer=partial(files_in, tokenizer))
-        self.predictor = Timed(client)
+        self.predictor = Timed(PredictorClient(job.predictor, served_model=MODEL))
         namespace = Namespace("sha256_cbor", "0", BLOCK, MODEL)
         self.store = RedisStore(settings.redis_connection(), namespace, shards=job.shards)
-        self.plugin = Plugin(
-            settings, capacity=job.capacity, block_tokens=BLOCK, predictor=self.predictor, store=self.store
-        )
+        self.plugin = Plugin(settings, capacity=job.capacity, block_tokens=BLOCK, predictor=self.predictor, store=self.store)
         self._number, self._text = number, text
         self._rng = random.Random(number)
         self._most_active = LEAST_ACTIVE + round(job.rate * ACTIVE_S)
@@ -256,6 +250,9 @@ class Engine:
             predictions=counted.answered,
             failed=counted.late + counted.failed + counted.refused,
             unread=counted.unread,
+            refused=counted.refused,
+            late=counted.late,
+            **{f"cause_{cause}": count for cause, count in counted.causes.items()},
             exceptions=self.plugin.failures,
             store_failures=self.store.failures,
             blocks_written=self.store.written,
@@ -340,15 +337,22 @@ def _counts(engines: Sequence[Engine]) -> Counter[str]:
 
 
 def run(job: Job) -> None:
-    """Run a process's engines. Raises BenchmarkError if the sidecar does not read their prompts."""
+    """Run a process's engines. Raises BenchmarkError if the sidecar does not answer."""
     rng = random.Random(0)
-    text = array("I", rng.choices(LETTERS, k=200_000))
+    words = ["".join(rng.choices("aeioulnrstdcmphg", k=rng.randrange(2, 9))) for _ in range(2000)]
+    text = array(
+        "I",
+        [
+            SPACE if letter == " " else FIRST_LETTER + ord(letter) - ord("a")
+            for letter in " ".join(rng.choices(words, k=40_000))
+        ],
+    )
     empty_mib = rss_mib()
     engines = [Engine(job, job.first + number, text) for number in range(job.engines)]
     until = time.monotonic() + READY_S
-    while any(engine.predictor.tokenizer_state != "ready" for engine in engines):
+    while not all(engine.predictor.healthy for engine in engines):
         if time.monotonic() > until:
-            raise BenchmarkError("the sidecar does not read the engines' prompts: see its log")
+            raise BenchmarkError("the sidecar does not answer: see its log")
         time.sleep(0.05)
     idle_mib = rss_mib()
     print("ready", flush=True)
