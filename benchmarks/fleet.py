@@ -270,7 +270,8 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _router(row: Mapping[str, Any]) -> str:
-    return row["router"] + (f" x {row['gateways']}" if row["gateways"] > 1 else "") + (" and Redis" if row["redis"] else "")
+    several = f" x {row['gateways']}" if row["gateways"] > 1 else ""
+    return f"{row['router']}{several}{' and Redis' if row['redis'] else ''}"
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -9,8 +9,8 @@ import itertools
 import json
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,13 +65,13 @@ class Servers:
     sidecar: Sidecar
     redis: Sequence[RedisServer]
 
-    def used(self) -> Counter[str]:
+    def used(self) -> dict[str, float]:
         """Return what they have used so far: processor seconds, commands and bytes of Redis."""
-        used: Counter[str] = Counter(sidecar_s=self.sidecar.processor_s)  # type: ignore[arg-type]
+        used: dict[str, float] = defaultdict(float, sidecar_s=self.sidecar.processor_s)
         for server in self.redis:
             with contextlib.closing(server.client(decode_responses=True)) as client:
                 stats, commands = client.info("stats"), client.info("commandstats")
-            used["redis_s"] += server.processor_s  # type: ignore[assignment]
+            used["redis_s"] += server.processor_s
             used["bytes"] += stats["total_net_input_bytes"] + stats["total_net_output_bytes"]
             used["commands"] += sum(commands.get(f"cmdstat_{name}", {}).get("calls", 0) for name in CALLS)
         return used
@@ -150,16 +150,17 @@ def measure(folder: Path, servers: Servers, load: Load) -> dict[str, Any]:
             _line(process, folder)
         used = servers.used()
         found = [json.loads(_line(process, folder)) for process in processes]
-        after = servers.used()
-        after.subtract(used)
-        return figures_of(load, found, after, servers.memory())
+        during = {name: value - used[name] for name, value in servers.used().items()}
+        return figures_of(load, found, during, servers.memory())
     finally:
         for process in processes:
             process.kill()
             process.wait()
 
 
-def figures_of(load: Load, found: Sequence[dict[str, Any]], used: Counter[str], memory: dict[str, float]) -> dict[str, Any]:
+def figures_of(
+    load: Load, found: Sequence[dict[str, Any]], used: Mapping[str, float], memory: dict[str, float]
+) -> dict[str, Any]:
     """Return the figures of a load.
 
     Args:

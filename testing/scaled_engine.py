@@ -273,7 +273,7 @@ class Api:
 
 async def _body(receive: Any) -> bytes:
     """Return the body of a request; empty if the client has left."""
-    body = b""
+    body: bytes = b""
     while (message := await receive())["type"] == "http.request":
         body += message.get("body", b"")
         if not message.get("more_body"):
