@@ -203,6 +203,39 @@ def bench_load(
     raise SystemExit(not figures["passed"])
 
 
+@app.command("growth")
+def bench_growth(
+    engines: Annotated[str, typer.Option(help="Numbers of engines, with commas.")] = "1,4,16,64",
+    rates: Annotated[str, typer.Option(help="Requests per second of each engine, with commas.")] = "1,10,100",
+    most: Annotated[float, typer.Option(min=0.1, help="Leave out more requests per second of all engines.")] = 1000.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Measured seconds of each load.")] = 15.0,
+    processes: Annotated[int, typer.Option(min=1, help="Processes of the engines' clients, at most.")] = 4,
+    cluster: Annotated[bool, typer.Option("--cluster", help="A Redis Cluster of three primaries.")] = False,
+    output: Output = None,
+    models: Models = Path("models"),
+    model: ModelName = "default",
+) -> None:
+    """One sidecar and one Redis under more and more engines: predictions, Redis commands, bytes, memory, processor time.
+
+    The engines are the plug-in's code without an engine around it, and share this machine's processors.
+    """
+    from benchmarks import growth
+
+    counts, each = _numbers(engines), [float(rate) for rate in _numbers(rates)]
+    report(
+        lambda: growth.run(
+            *(models, model),
+            engines=counts,
+            rates=each,
+            most=most,
+            seconds=seconds,
+            processes=processes,
+            cluster=cluster,
+        ),
+        output,
+    )
+
+
 @app.command("gateway")
 def bench_gateway(
     quick: Quick = False, output: Output = None, models: Models = Path("models"), model: ModelName = "e5-small"

@@ -155,7 +155,8 @@ def measure(folder: Path, servers: Servers, load: Load) -> dict[str, Any]:
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            with process:  # closes its pipes, and waits
+                pass
 
 
 def figures_of(

@@ -3,7 +3,7 @@
 An engine here is the plug-in without an engine around it: `Plugin` with its background, `PredictorClient` and `RedisStore`. One
 thread does what the schedulers of all engines would do. Requests arrive at random, and last `REQUEST_S`.
 
-The process prints `ready` when the sidecar has answered each engine, waits for a line on its input, prints `measuring`
+The process prints `ready` when the sidecar reads the prompts of each engine, waits for a line on its input, prints `measuring`
 after the warm-up, and its figures as JSON at the end.
 """
 
@@ -55,7 +55,7 @@ LEAST_ACTIVE: Final = 20
 REQUEST_S: Final = 2.0
 """Time from the start of a request to its end."""
 POLL_S: Final = 0.001
-READY_S: Final = 120.0
+READY_S: Final = 300.0
 
 
 @dataclass(frozen=True)
@@ -336,6 +336,21 @@ def _counts(engines: Sequence[Engine]) -> Counter[str]:
     return total
 
 
+def wait_for_predictions(client: PredictorClient) -> None:
+    """Wait until the sidecar reads prompts, for which it loads a tokenizer. Raises BenchmarkError after READY_S."""
+    until = time.monotonic() + READY_S
+    prompt = [USER, *range(FIRST_LETTER, FIRST_LETTER + 20), END, ASSISTANT]
+    while True:
+        client.ask("first", token_ids=prompt)
+        while client.waiting and time.monotonic() < until:
+            time.sleep(0.01)
+        if client.take("first") is not None:
+            return
+        if time.monotonic() > until:
+            raise BenchmarkError(f"the sidecar does not read the engines' prompts ({client.counters.causes}): see its log")
+        time.sleep(0.2)
+
+
 def run(job: Job) -> None:
     """Run a process's engines. Raises BenchmarkError if the sidecar does not answer."""
     rng = random.Random(0)
@@ -349,11 +364,8 @@ def run(job: Job) -> None:
     )
     empty_mib = rss_mib()
     engines = [Engine(job, job.first + number, text) for number in range(job.engines)]
-    until = time.monotonic() + READY_S
-    while not all(engine.predictor.healthy for engine in engines):
-        if time.monotonic() > until:
-            raise BenchmarkError("the sidecar does not answer: see its log")
-        time.sleep(0.05)
+    for engine in engines:
+        wait_for_predictions(engine.predictor.client)
     idle_mib = rss_mib()
     print("ready", flush=True)
     sys.stdin.readline()
