@@ -32,7 +32,7 @@ RATES: Final = (1.0, 10.0, 100.0)
 DEADLINE_MS: Final = 50.0
 """Goal for the p99 of a prediction, with 64 engines at 10 requests/s each."""
 CALLS: Final = ("eval", "evalsha", "script|load")
-"""Commands that clients send to Redis while they serve. All others in its statistics are run by scripts."""
+"""Commands that clients send to Redis, besides look-ups: scripts run all others."""
 BACKGROUND, SENDER, SCHEDULER, GRPC = "lpc-background", "lpc-predictor-sender", "MainThread", "grpc"
 """Threads of an engine's process."""
 
@@ -198,7 +198,7 @@ def figures_of(
         "exceptions": total["exceptions"],
         "store_failures": total["store_failures"],
         "blocks_dropped": total["blocks_dropped"],
-        "redis_commands": round(used["commands"] / requests, 2),
+        "redis_commands": round((used["commands"] + total["lookups"]) / requests, 2),
         "redis_bytes": round(used["bytes"] / requests),
         "blocks_written": round(total["blocks_written"] / requests, 1),
         "sidecar_ms": per_request_ms(used["sidecar_s"]),
@@ -253,17 +253,14 @@ def run(
     rows: list[dict[str, Any]] = []
     with TemporaryDirectory(prefix="growth-") as made:
         folder = Path(made)
-        tokenizer = build(folder / "tokenizer")
-        for rate in rates:
-            for count in engines:
-                if count * rate > most:
-                    continue
-                load = Load(count, rate, seconds, max(warm_s, 1.5 * REQUEST_S), capacity, processes, shards)
-                # Each row has a sidecar of its own, so that its memory is the row's.
-                with servers_of(folder / f"{count}-{rate:g}", models, model, tokenizer, cluster=cluster) as servers:
-                    row = measure(folder, servers, load)
-                rows.append(row)
-                print(line_of(row), flush=True)
+        with servers_of(folder, models, model, build(folder / "tokenizer"), cluster=cluster) as servers:
+            for rate in rates:
+                for count in engines:
+                    if count * rate > most:
+                        continue
+                    load = Load(count, rate, seconds, max(warm_s, 1.5 * REQUEST_S), capacity, processes, shards)
+                    rows.append(measure(folder, servers, load))
+                    print(line_of(rows[-1]), flush=True)
     _show(rows)
     return {"cluster": cluster, "seconds": seconds, "shards": shards, "capacity": capacity, "rows": rows}
 

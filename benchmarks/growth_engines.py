@@ -25,7 +25,8 @@ from typing import Any, Final
 from benchmarks import BenchmarkError
 from eviction_client.plugin import Plugin
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import BlockHash
+from eviction_client.stores import BlockHash, EngineId
+from eviction_client.stores.layout import Layout
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from eviction_client.transport.client import PredictorClient
@@ -33,6 +34,7 @@ from eviction_client.transport.messages import Prediction
 from eviction_client.transport.predictor import PredictorCounters
 from eviction_client.transport.sidecar_curves import ReuseCurves
 from eviction_client.transport.tokenizer_upload import TokenizerState
+from lpc.wire.redis_connection import Connection
 
 MODEL: Final = "tiny-llama"
 BLOCK: Final = 16
@@ -190,6 +192,24 @@ class Timed:
         return self.client.tokenizer_state
 
 
+class CountedStore(RedisStore):
+    """A store that counts its look-ups, which statistics of Redis do not tell from those of its script.
+
+    Attributes:
+        lookups: commands that looked up times.
+    """
+
+    def __init__(self, connection: Connection, namespace: Namespace, shards: int) -> None:
+        super().__init__(connection, namespace, shards=shards)
+        self.lookups = 0
+        self._places = Layout(namespace.digest, shards)
+
+    def elsewhere(self, engine: EngineId, blocks: Sequence[BlockHash]) -> dict[BlockHash, float]:
+        """See `BlockStore`."""
+        self.lookups += sum(1 for places in self._places.by_shard(blocks) if places)
+        return super().elsewhere(engine, blocks)
+
+
 class Engine:
     """The plug-in of one engine, and the conversations that it serves."""
 
@@ -199,7 +219,7 @@ class Engine:
         )
         self.predictor = Timed(PredictorClient(job.predictor, served_model=MODEL))
         namespace = Namespace("sha256_cbor", "0", BLOCK, MODEL)
-        self.store = RedisStore(settings.redis_connection(), namespace, shards=job.shards)
+        self.store = CountedStore(settings.redis_connection(), namespace, job.shards)
         self.plugin = Plugin(settings, capacity=job.capacity, block_tokens=BLOCK, predictor=self.predictor, store=self.store)
         self._number, self._text = number, text
         self._rng = random.Random(number)
@@ -257,6 +277,7 @@ class Engine:
             store_failures=self.store.failures,
             blocks_written=self.store.written,
             blocks_dropped=self.store.dropped,
+            lookups=self.store.lookups,
         )
 
 

@@ -16,7 +16,13 @@ LOAD = growth.Load(engines=4, rate=10.0, seconds=10.0, warm_s=3.0, capacity=1000
 def of_a_process(requests: int, latencies_s: list[float], **more: Any) -> dict[str, Any]:
     """Return the figures of a process with two engines."""
     threads = {growth.BACKGROUND: 0.4, growth.SENDER: 0.1, growth.SCHEDULER: 0.3, growth.GRPC: 0.05, "another": 0.01}
-    counted = {"requests": requests, "predictions": requests - 1, "failed": 1, "blocks_written": 100 * requests}
+    counted = {
+        "requests": requests,
+        "predictions": requests - 1,
+        "failed": 1,
+        "blocks_written": 100 * requests,
+        "lookups": requests,
+    }
     memory = {"empty_mib": 100.0, "idle_mib": 104.0, "rss_mib": 120.0}
     figures = {**counted, **memory, "seconds": 10.0, "latencies_s": latencies_s, "threads_s": threads, "latest_s": 0.01}
     return {**figures, **more}
@@ -31,7 +37,7 @@ def test_what_all_processes_used_is_divided_by_their_requests() -> None:
     row = growth.figures_of(LOAD, found, used, {"blocks": 2000, "redis_bytes": 220_000, "sidecar_mib": 400.0})
     assert (row["requests_s"], row["predictions_s"], row["failed"]) == (20.0, 19.8, 2)
     assert (row["p50_ms"], row["p99_ms"]) == (20.0, 20.0)
-    assert (row["redis_commands"], row["redis_bytes"], row["blocks_written"]) == (3.0, 8000, 100.0)
+    assert (row["redis_commands"], row["redis_bytes"], row["blocks_written"]) == (4.0, 8000, 100.0)
     assert (row["sidecar_ms"], row["redis_ms"], row["background_ms"], row["others_ms"]) == (4.0, 1.0, 4.0, 0.1)
     assert row["processors"] == pytest.approx((0.8 + 0.2 + 2 * 0.86) / 10.0, abs=0.005)
     assert (row["redis_bytes_per_block"], row["engine_mib"], row["engine_idle_mib"]) == (110.0, 10.0, 2.0)
