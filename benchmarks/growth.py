@@ -192,6 +192,7 @@ def figures_of(
         "failed": total["failed"],
         "refused": total["refused"],
         "late": total["late"],
+        "too_late": total["forgotten"],
         "causes": {name.removeprefix("cause_"): count for name, count in total.items() if name.startswith("cause_")},
         "unread": total["unread"],
         "waiting": total["waiting"],
@@ -269,7 +270,7 @@ def line_of(row: dict[str, Any]) -> str:
     """Return a row as a line."""
     return (
         f"{row['engines']} engines at {row['rate']:g}/s: {row['predictions_s']:g} predictions/s, p99 {row['p99_ms']:g} ms, "
-        f"{row['failed']} failed; Redis {row['redis_commands']:g} commands, {row['redis_bytes']:,} bytes a request; "
+        f"{row['failed']} failed, {row['too_late']} too late; Redis {row['redis_commands']:g} commands, {row['redis_bytes']:,} bytes a request; "
         f"processor ms a request: sidecar {row['sidecar_ms']:g}, Redis {row['redis_ms']:g}, background {row['background_ms']:g}"
     )
 
@@ -282,6 +283,7 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
         "p50_ms": "p50 ms",
         "p99_ms": "p99 ms",
         "failed": "failed",
+        "too_late": "too late",
         "redis_commands": "commands",
         "redis_bytes": "bytes",
         "sidecar_ms": "sidecar",

@@ -272,6 +272,7 @@ class Engine:
             unread=counted.unread,
             refused=counted.refused,
             late=counted.late,
+            forgotten=counted.forgotten,
             **{f"cause_{cause}": count for cause, count in counted.causes.items()},
             exceptions=self.plugin.failures,
             store_failures=self.store.failures,
