@@ -270,7 +270,8 @@ def line_of(row: dict[str, Any]) -> str:
     """Return a row as a line."""
     return (
         f"{row['engines']} engines at {row['rate']:g}/s: {row['predictions_s']:g} predictions/s, p99 {row['p99_ms']:g} ms, "
-        f"{row['failed']} failed, {row['too_late']} too late; Redis {row['redis_commands']:g} commands, {row['redis_bytes']:,} bytes a request; "
+        f"{row['failed']} failed, {row['too_late']} too late; "
+        f"Redis {row['redis_commands']:g} commands, {row['redis_bytes']:,} bytes a request; "
         f"processor ms a request: sidecar {row['sidecar_ms']:g}, Redis {row['redis_ms']:g}, background {row['background_ms']:g}"
     )
 
