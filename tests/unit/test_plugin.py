@@ -214,15 +214,6 @@ def guarded_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        "eviction_client.policy.reuse_monitor.ReuseMonitor.started",
-        "eviction_client.policy.reuse_monitor.ReuseMonitor.finished",
-        "eviction_client.policy.ghosts.Ghosts.observe",
-        "eviction_client.policy.policy.Policy.refitting",
-    ],
-)
 class Counting(MemoryStore[BlockHash]):
     """A store that notes what it is asked, and how often it is to write."""
 
@@ -254,6 +245,15 @@ def test_the_store_is_asked_for_each_request_once_and_only_for_its_own_blocks(mo
     bench.plugin.close()
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        "eviction_client.policy.reuse_monitor.ReuseMonitor.started",
+        "eviction_client.policy.reuse_monitor.ReuseMonitor.finished",
+        "eviction_client.policy.ghosts.Ghosts.observe",
+        "eviction_client.policy.policy.Policy.refitting",
+    ],
+)
 def test_after_a_failure_of_the_background_the_order_is_lru(
     part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
