@@ -252,8 +252,9 @@ def _row(folder: Path, load: Load, workload: Workload, engines: Sequence[HttpSer
         before = [one.processor_s for one in engines]
         began, own = time.perf_counter(), time.process_time()
         with front(folder, load, row, [one.url for one in engines]) as fronts:
+            started = sum(one.processor_s for one in fronts)
             counts = asyncio.run(Run(workload, load, [one.url for one in fronts], name).run())
-            took, used = time.perf_counter() - began, sum(one.processor_s for one in fronts)
+            took, used = time.perf_counter() - began, sum(one.processor_s for one in fronts) - started
         return {
             **figures_of(counts, load),
             "engine_processors": [round((one.processor_s - was) / took, 3) for one, was in zip(engines, before, strict=True)],
