@@ -143,8 +143,18 @@ def bench_fleet(
     time_scale: Annotated[float, typer.Option(min=0.01, help="Seconds that a second of the log lasts.")] = 0.2,
     seeds: Annotated[str, typer.Option(help="Seeds of the order of the sessions.")] = "0",
     routers: Annotated[
-        str, typer.Option(help="Names with commas: hash, cost, cost+queue, smg, sglang-router, vllm-router.")
+        str,
+        typer.Option(
+            help="Names with commas: hash, cost, cost+queue; of others smg, smg-sticky, round-robin, sglang-router, "
+            "vllm-router, vllm-router-hash, vllm-router-events, vllm-router-events-sticky."
+        ),
     ] = "hash,cost,cost+queue",
+    gateways: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Processes of each router, between which turns alternate; this project's without and with a Redis."
+        ),
+    ] = 1,
     schedules: Annotated[
         str, typer.Option(help="stock engines, engines with keep and warm first (learned), or both.")
     ] = "stock",
@@ -166,7 +176,13 @@ def bench_fleet(
         named=not unnamed,
     )
     report(
-        lambda: fleet.run(archive, load, routers=routers.split(","), schedules=schedules.split(","), seeds=_seeds(seeds)),
+        lambda: fleet.run(
+            *(archive, load),
+            routers=routers.split(","),
+            schedules=schedules.split(","),
+            seeds=_seeds(seeds),
+            gateways=gateways,
+        ),
         output,
     )
 
@@ -185,6 +201,39 @@ def bench_load(
 
     figures = report(lambda: load.run(models, model, minutes=minutes, clients=clients, factor=factor), output)
     raise SystemExit(not figures["passed"])
+
+
+@app.command("growth")
+def bench_growth(
+    engines: Annotated[str, typer.Option(help="Numbers of engines, with commas.")] = "1,4,16,64",
+    rates: Annotated[str, typer.Option(help="Requests per second of each engine, with commas.")] = "1,10,100",
+    most: Annotated[float, typer.Option(min=0.1, help="Leave out more requests per second of all engines.")] = 1000.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Measured seconds of each load.")] = 15.0,
+    processes: Annotated[int, typer.Option(min=1, help="Processes of the engines' clients, at most.")] = 4,
+    cluster: Annotated[bool, typer.Option("--cluster", help="A Redis Cluster of three primaries.")] = False,
+    output: Output = None,
+    models: Models = Path("models"),
+    model: ModelName = "default",
+) -> None:
+    """One sidecar and one Redis under more and more engines: predictions, Redis commands, bytes, memory, processor time.
+
+    The engines are the plug-in's code without an engine around it, and share this machine's processors.
+    """
+    from benchmarks import growth
+
+    counts, each = _numbers(engines), [float(rate) for rate in _numbers(rates)]
+    report(
+        lambda: growth.run(
+            *(models, model),
+            engines=counts,
+            rates=each,
+            most=most,
+            seconds=seconds,
+            processes=processes,
+            cluster=cluster,
+        ),
+        output,
+    )
 
 
 @app.command("gateway")

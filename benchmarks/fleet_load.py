@@ -18,6 +18,8 @@ from benchmarks import BenchmarkError
 from lpc_apps.simulator.sessions import PAUSE_S, STAGGER_S, Sessions, chain
 from lpc_apps.simulator.workload import Turn, Workload
 
+NAMES: Final = ("x-session-id", "x-smg-routing-key")
+"""Header fields with the name of a session: one that most routers read, and smg's."""
 LINE_S: Final = 15.0
 """Seconds between lines of progress."""
 MOST_FAILED: Final = 0.02
@@ -36,7 +38,7 @@ class Load:
         output_token_ms: milliseconds per token of a reply.
         scale: tokens of the log per word.
         time_scale: seconds per second of the log.
-        named: clients send x-session-id.
+        named: clients name their session.
     """
 
     engines: int
@@ -140,7 +142,7 @@ class Answer:
 
 async def ask(http: httpx.AsyncClient, url: str, fields: dict[str, Any], session: str | None) -> Answer:
     """Send a request and read its stream. Raises httpx.HTTPError, and ValueError if the answer is not whole."""
-    headers = {"content-type": "application/json", **({"x-session-id": session} if session else {})}
+    headers = {"content-type": "application/json", **(dict.fromkeys(NAMES, session) if session else {})}
     words: list[str] = []
     engine_name, usage = "", dict[str, Any]()
     began = time.perf_counter()
@@ -166,10 +168,14 @@ async def ask(http: httpx.AsyncClient, url: str, fields: dict[str, Any], session
 
 
 class Run:
-    """One run of a load against a router."""
+    """One run of a load against a router.
 
-    def __init__(self, workload: Workload, load: Load, url: str, name: str) -> None:
-        self._load, self._url, self._name = load, url, name
+    Args:
+        urls: of the router's processes, between which the turns of a session alternate.
+    """
+
+    def __init__(self, workload: Workload, load: Load, urls: Sequence[str], name: str) -> None:
+        self._load, self._urls, self._name = load, urls, name
         self._workload = workload
         self._sessions = Sessions(workload)
         firsts = Counter(block for turn in workload.arrivals for block in set(turn.contents))
@@ -220,7 +226,8 @@ class Run:
     async def _session(self, http: httpx.AsyncClient) -> None:
         load = self._load
         self._number += 1
-        session = f"s{self._number}" if load.named else None
+        number = self._number
+        session = f"s{number}" if load.named else None
         conversation = Conversation(self._workload.block_tokens, load.scale, self._shared)
         before = ""
         for place, turn in enumerate(chain(self._sessions.start(0.0))):
@@ -229,7 +236,7 @@ class Run:
             reply = max(round(turn.output_tokens / load.scale), 1)
             fields = {"messages": conversation.ask(turn), "max_tokens": reply}
             try:
-                answer = await ask(http, self._url, fields, session)
+                answer = await ask(http, self._urls[(number + place) % len(self._urls)], fields, session)
             except (httpx.HTTPError, ValueError) as error:
                 self.counts.failed += 1
                 self._last = repr(error)[:200]

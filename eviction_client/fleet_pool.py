@@ -21,6 +21,8 @@ from lpc.model.curve import HORIZON_S, retain_seconds
 
 MAX_ASKED: Final = 256
 """Blocks per query of the store."""
+WRITE_EVERY_S: Final = 1.0
+"""Interval of writes: what ends until then shares its commands. Other engines read times that are minutes ahead."""
 MAX_POOLED: Final = 10_000
 """Cached answers of the store."""
 TRIM_EVERY_S: Final = 100.0
@@ -51,9 +53,8 @@ class FleetPool(Generic[H]):
         self._retain_s: Sequence[float] = ()
         """Retain seconds by class of the queue; empty: 0 for all."""
         self._by_retain: Sequence[tuple[float, int]] = ()
-        self._lately: deque[H] = deque(maxlen=MAX_ASKED)
-        self._to_ask = False
-        self._trimmed_at = time.monotonic()
+        self._to_ask: deque[H] = deque(maxlen=MAX_ASKED)
+        self._written_at = self._trimmed_at = time.monotonic()
 
     def class_of(self, reuse_class: int, block: H, now: float) -> int:
         """Return the class of a span: a different one if another engine retains its deepest block for longer.
@@ -85,10 +86,9 @@ class FleetPool(Generic[H]):
 
     def started(self, request: TrackedRequest[H]) -> None:
         """Note the deepest blocks of a request's gap spans for the next query."""
-        self._lately.extend(request.prompt[span.end - 1] for span in request.gap_spans)
+        self._to_ask.extend(request.prompt[span.end - 1] for span in request.gap_spans)
         if request.new_blocks:  # another engine may know the first unknown block
-            self._lately.append(request.prompt[request.old])
-        self._to_ask = True
+            self._to_ask.append(request.prompt[request.old])
 
     def finished(self, request: TrackedRequest[H]) -> None:
         """Record until when this engine retains the blocks of a finished request."""
@@ -109,17 +109,19 @@ class FleetPool(Generic[H]):
             self.set_retain_s(retain_s, policy.known_classes)
 
     def exchange(self) -> None:
-        """Write recorded times to the store, and query it for the noted blocks."""
+        """Query the store for the noted blocks, and write recorded times to it every WRITE_EVERY_S."""
         if self._to_ask:
-            self._to_ask = False
-            asked = list(dict.fromkeys(self._lately))
+            asked = list(dict.fromkeys(self._to_ask))
+            self._to_ask.clear()
             found = self.store.elsewhere(self._engine, asked)
             for block in asked:
                 self.elsewhere.pop(block, None)
             self.elsewhere.update(found)
             while len(self.elsewhere) > MAX_POOLED:
                 self.elsewhere.popitem(last=False)
-        else:
+        at = time.monotonic()
+        if at - self._written_at >= WRITE_EVERY_S:
+            self._written_at = at
             self.store.flush()
 
     def trim(self, now: float) -> None:

@@ -210,16 +210,8 @@ class Api:
         """Answer a request."""
         path = scope["path"]
         if path == "/v1/chat/completions":
-            body = b""
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return
-                body += message.get("body", b"")
-                if not message.get("more_body"):
-                    break
             try:
-                fields = json.loads(body)
+                fields = json.loads(await _body(receive))
                 words, reply = words_of(fields["messages"]), int(fields.get("max_tokens") or 16)
                 if len(words) + reply > min(self._blocks * 16, LONGEST):
                     raise ValueError("the prompt is longer than the cache")
@@ -227,6 +219,9 @@ class Api:
                 await _send(send, {"error": {"message": str(error), "code": 400}}, 400)
                 return
             await self._chat(fields, words, reply, receive, send)
+        elif path in ("/v1/chat/completions/render", "/tokenize"):
+            ids = [word_id(word) for word in words_of(json.loads(await _body(receive))["messages"])]
+            await _send(send, {"token_ids": ids, "tokens": ids, "count": len(ids), "max_model_len": LONGEST})
         elif path == "/metrics":
             text = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{self._blocks}"}} 1.0\n'
             await _send(send, text.encode())
@@ -276,6 +271,16 @@ class Api:
         return {**named, "system_fingerprint": self._name}
 
 
+async def _body(receive: Any) -> bytes:
+    """Return the body of a request; empty if the client has left."""
+    body: bytes = b""
+    while (message := await receive())["type"] == "http.request":
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return body
+    return b""
+
+
 async def _gone(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -309,18 +314,24 @@ async def _send(send: Any, content: dict[str, Any] | bytes, status: int = 200) -
     await send({"type": "http.response.body", "body": body})
 
 
-def made(blocks: int, schedule: str, step_tokens: int) -> Any:
+def made(blocks: int, schedule: str, step_tokens: int, events_port: int | None = None) -> Any:
     """Return a scheduler with this many usable blocks.
 
     Args:
         schedule: stock: vLLM's own; learned: ours, warm first and with keep, evicting as vLLM does.
         step_tokens: most tokens of a step.
+        events_port: port on which it publishes its KV events; None: it publishes none.
     """
+    from vllm.config.kv_events import KVEventsConfig
+
     from testing.bare_scheduler import Engine, vllm_config
 
     config = vllm_config()
     config.model_config.max_model_len = LONGEST
     config.scheduler_config.max_num_batched_tokens = step_tokens
+    if events_port is not None:
+        # vLLM binds only an endpoint with an asterisk, and connects to any other.
+        config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, endpoint=f"tcp://*:{events_port}")
     learned = schedule == "learned"
     settings: dict[str, Any] = {"rule": "lru", "schedule": "warm-first", "keep_waiting": True} if learned else {}
     return Engine(blocks + 1, learned=learned, max_seqs=MOST_SEQS, **settings)  # vLLM reserves one
@@ -331,7 +342,7 @@ async def serve(options: argparse.Namespace) -> None:
     import uvicorn
 
     engine = ScaledEngine(
-        made(options.blocks, options.schedule, options.step_tokens),
+        made(options.blocks, options.schedule, options.step_tokens, options.events_port),
         options.prefill_rate,
         options.output_token_ms / 1000,
         options.time_scale,
@@ -356,6 +367,7 @@ def main() -> None:
     parser.add_argument("--schedule", choices=("stock", "learned"), default="stock")
     parser.add_argument("--step-tokens", type=int, default=256, help="Most words of a step.")
     parser.add_argument("--time-scale", type=float, default=1.0, help="Seconds per second of the scheduler's clock.")
+    parser.add_argument("--events-port", type=int, help="Port on which KV events are published.")
     asyncio.run(serve(parser.parse_args()))
 
 

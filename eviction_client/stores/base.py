@@ -45,7 +45,7 @@ class BlockStore(Protocol[B]):
     def record(self, engine: EngineId, blocks: Sequence[B], until: float) -> None:
         """Record that ``engine`` retains ``blocks`` until a time (seconds since the epoch, finite).
 
-        The next :meth:`flush` or :meth:`elsewhere` may write the record. ``blocks`` must not change afterwards.
+        The next :meth:`flush` may write the record. ``blocks`` must not change afterwards.
         """
         ...
 
@@ -54,7 +54,7 @@ class BlockStore(Protocol[B]):
         ...
 
     def elsewhere(self, engine: EngineId, blocks: Sequence[B]) -> dict[B, float]:
-        """Write the pending records; return the times of the blocks that another engine holds longest.
+        """Return the times of the blocks that another engine holds longest. Pending records need not be among them.
 
         The caller uses a time only if it is later than its own.
         """

@@ -9,7 +9,7 @@ double's 53 bits are a tag of the engine, a keyed digest in [1, 65535]; 0 is of 
 bits are the time in units of 1/32 s (:data:`UNIT`). Two engines share a tag with a probability of 1/65535; then each takes the
 other's times for its own. With one set instead of two, trimming is one command that leaves nothing behind, and memory is
 lowest. Redis 7.0, 200,000 blocks, requests of 300 blocks, 4 shards, one request per round trip (the first three take about the
-same time):
+same time; requests that end within a second now share their commands):
 
     layout                                     bytes per block    commands per request
     tag in the time (this one)                             112                       4
@@ -49,39 +49,43 @@ MOST_AHEAD_S: Final = 3 * HORIZON_S
 """A stored time that is later than the clock of Redis, and than the new time, by more than this is from no engine."""
 
 RECORD_SCRIPT: Final = """
-local unit, width, engine, new = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local blob, most = ARGV[6], math.max(new, redis.call('TIME')[1] + 0) + ARGV[7]
-local step = width * 1000
-for from = 1, #blob, step do
-  local members = {}
-  for at = from, math.min(from + step - 1, #blob), width do
-    members[#members + 1] = string.sub(blob, at, at + width - 1)
-  end
-  local before = redis.pcall('ZMSCORE', KEYS[1], unpack(members))
-  if before.err and string.find(before.err, 'WRONGTYPE', 1, true) then
-    redis.call('SET', KEYS[1], '', 'PX', 1)
-    return 0
-  elseif before.err then
-    error(before.err)
-  end
-  local changed = {}
-  for j, member in ipairs(members) do
-    local stored, now = before[j] and tonumber(before[j]), new + engine
-    local known = stored and math.floor(stored / unit) * unit
-    if stored and known <= most and known > new and stored - known ~= engine then now = stored end
-    if now ~= stored then
-      changed[#changed + 1] = now
-      changed[#changed + 1] = member
+local unit, width = tonumber(ARGV[2]), tonumber(ARGV[3])
+local clock, step = redis.call('TIME')[1] + ARGV[4], width * 1000
+for run = 5, #ARGV, 2 do
+  local value, blob = tonumber(ARGV[run]), ARGV[run + 1]
+  local new = math.floor(value / unit) * unit
+  local engine, most = value - new, math.max(clock, new + ARGV[4])
+  for from = 1, #blob, step do
+    local members = {}
+    for at = from, math.min(from + step - 1, #blob), width do
+      members[#members + 1] = string.sub(blob, at, at + width - 1)
     end
+    local before = redis.pcall('ZMSCORE', KEYS[1], unpack(members))
+    if before.err and string.find(before.err, 'WRONGTYPE', 1, true) then
+      redis.call('SET', KEYS[1], '', 'PX', 1)
+      return 0
+    elseif before.err then
+      error(before.err)
+    end
+    local changed = {}
+    for j, member in ipairs(members) do
+      local stored, now = before[j] and tonumber(before[j]), value
+      local known = stored and math.floor(stored / unit) * unit
+      if stored and known <= most and known > new and stored - known ~= engine then now = stored end
+      if now ~= stored then
+        changed[#changed + 1] = ARGV[run]
+        changed[#changed + 1] = member
+      end
+    end
+    if #changed > 0 then redis.call('ZADD', KEYS[1], unpack(changed)) end
   end
-  if #changed > 0 then redis.call('ZADD', KEYS[1], unpack(changed)) end
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
 """
-"""Key: the sorted set. Arguments: milliseconds to live, unit of the time, bytes per member, the engine's tag (a fraction of the
-unit), time (a multiple of the unit), members (concatenated), MOST_AHEAD_S. It handles 1,000 at a time: Lua's stack limits
-`unpack`.
+"""Key: the sorted set. Arguments: milliseconds to live, unit of the time, bytes per member, MOST_AHEAD_S; then for each run of
+blocks their time (a multiple of the unit) plus the engine's tag (a fraction of it), and their members (concatenated).
+It handles 1,000 members at a time: Lua's stack limits `unpack`.
 
 Any engine may write these keys. A time that no engine would have written is replaced. A key of another type is removed: SET
 may replace any type, and the value expires at once. The block's next turn is recorded again."""

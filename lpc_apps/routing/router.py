@@ -60,12 +60,13 @@ class Sending:
         missing: tokens that it is believed to compute.
         at: when it was sent, or handed on, seconds.
         streamed: whether the router sees the first token.
+        before: the conversation's engine before it; None: it had none.
         move: how the conversation moves with it; None: it stays, or is new.
         took: seconds of its prefill, as far as a router sees; None: not known.
     """
 
     __slots__ = (
-        *("at", "believed", "conversation", "engine", "expected", "known", "missing", "move", "open", "prompt"),
+        *("at", "before", "believed", "conversation", "engine", "expected", "known", "missing", "move", "open", "prompt"),
         *("shared", "streamed", "took", "tokens"),
     )
 
@@ -78,6 +79,7 @@ class Sending:
         self.shared = min(match.shared(engine), self.believed)
         self.expected = self.believed
         self.missing = match.tokens - self.believed
+        self.before = match.engine if match.continues else None
         self.move: Move | None = None
         self.took: float | None = None
         self.open = True
@@ -346,8 +348,6 @@ class Router:
         conversation = self.known.sent(prompt, match, engine)
         if left is not None:
             conversation.left = left
-        elif conversation.left == engine:
-            conversation.left = None
         sending = Sending(engine, prompt, conversation, match, now, streamed=streamed)
         sending.move = move
         self.engines[engine].add(sending)
@@ -364,22 +364,32 @@ class Router:
     def first_token(self, sending: Sending, now: float) -> None:
         """Record that the first token of an answer has come."""
         self.engines[sending.engine].first_token(sending, now)
+        self._is_back(sending)
 
     def answered(self, sending: Sending, tokens: int | None = None, cached: int | None = None) -> None:
         """Record an answer, with the tokens of the prompt and those of them that were cached, if it reports them."""
         if tokens:
             self.known.counted(sending.conversation, sending.prompt, tokens)
         self.engines[sending.engine].answered(sending, tokens, cached)
+        self._is_back(sending)
 
     def failed(self, sending: Sending, *, refused: bool = False) -> None:
         """Record that an engine has not computed a prompt, so it does not hold it.
+
+        A conversation that an engine has left while that was down still belongs there if it fails again.
 
         Args:
             refused: another engine would not compute it either.
         """
         self.engines[sending.engine].close(sending)
         if not refused and sending.conversation.engine == sending.engine and not sending.believed:
-            sending.conversation.engine = None
+            sending.conversation.engine = sending.before
+
+    @staticmethod
+    def _is_back(sending: Sending) -> None:
+        """Forget that a conversation has left the engine that has answered it."""
+        if sending.conversation.left == sending.engine:
+            sending.conversation.left = None
 
     def lost(self, engine: int) -> None:
         """Record that an engine has ended: what it held is gone, and what it was sent will not be computed."""

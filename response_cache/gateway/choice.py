@@ -9,7 +9,7 @@ prompt, whichever router chooses.
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol, get_args
@@ -80,8 +80,8 @@ class Choice(Protocol):
         """Return all engines in the order in which a request tries them."""
 
     @contextmanager
-    def visiting(self, engine: Engine, route: Route) -> Iterator[Visit]:
-        """Count a request as being at an engine."""
+    def visiting(self, engine: Engine, route: Route, failed: Collection[Engine] = ()) -> Iterator[Visit]:
+        """Count a request as being at an engine. ``failed``: engines that have not answered this request."""
         raise NotImplementedError
 
 
@@ -110,9 +110,9 @@ class Unfollowed:
         return self._engines.ranked(route.key)
 
     @contextmanager
-    def visiting(self, engine: Engine, route: Route) -> Iterator[Visit]:
+    def visiting(self, engine: Engine, route: Route, failed: Collection[Engine] = ()) -> Iterator[Visit]:
         """Count a request as being at an engine."""
-        del route
+        del route, failed
         with engine.serving():
             yield _Unseen()
 
@@ -245,8 +245,8 @@ class ByCost:
         return self._router.ranked(match, int.from_bytes(key[:8], "big"), up, now)
 
     @contextmanager
-    def visiting(self, engine: Engine, route: Route) -> Iterator[Visit]:
-        """Count a request as being at an engine."""
+    def visiting(self, engine: Engine, route: Route, failed: Collection[Engine] = ()) -> Iterator[Visit]:
+        """Count a request as being at an engine. ``failed``: engines that have not answered this request."""
         with engine.serving():
             if route.prompt is None:
                 yield _Unseen()
@@ -256,7 +256,8 @@ class ByCost:
             kind = "new" if match.home is None else "home" if match.home == number else "moved"
             self._routes[kind].inc()
             self._count_copies(match, number)
-            left = None if match.home is None or self._engines.all[match.home].ready else match.home
+            home = None if match.home is None else self._engines.all[match.home]
+            left = None if home is None or (home.ready and home not in failed) else match.home
             queue = self._queue if self._queue is not None and self._queue.knows(number) else None
             held = queue is not None and queue.takes(number, streamed=route.streamed)
             now, prompt = self._clock(), route.prompt

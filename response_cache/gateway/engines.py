@@ -36,7 +36,9 @@ MISSED_PROBES: Final = 3
 """Failed probes in succession after which an engine is down: a busy one may miss one."""
 PROBE_TIMEOUT_S: Final = 2.0
 PAUSE_S: Final = 1.0
-"""Seconds after a first failure until requests try an engine again; doubles with each."""
+"""Least seconds after a failure until requests try an engine again."""
+PAUSE_TIMES: Final = 10.0
+"""The pause is so many times as long as the failed request waited: at most a tenth of the time is lost to tries."""
 LONGEST_PAUSE_S: Final = 30.0
 CALM_S: Final = 60.0
 """Seconds without a failed request after which a good probe is enough. Longer than the longest pause."""
@@ -48,8 +50,8 @@ class Engine:
     """One engine, and whether it answers.
 
     Two things count: the requests that it was sent, and the probes of its `/health`. An engine may fail each request while it
-    answers probes, so after failed requests a good probe alone does not make it up. It is tried again after pauses that double,
-    and is up once it answers, once it comes back after failed probes, or after `CALM_S` without a failure.
+    answers probes, so after failed requests a good probe alone does not make it up. It is tried again after a pause, and is up
+    once it answers, once it comes back after failed probes, or after `CALM_S` without a failure.
 
     Args:
         clock: monotonic seconds.
@@ -101,10 +103,11 @@ class Engine:
         self._answers()
         self._set("it answers")
 
-    def failed(self, why: str, *, reachable: bool = True, refused: bool = False) -> None:
+    def failed(self, why: str, took_s: float = 0.0, *, reachable: bool = True, refused: bool = False) -> None:
         """Record that it has not answered a request.
 
         Args:
+            took_s: seconds that the request has waited for it.
             reachable: it has accepted the connection.
             refused: it has refused the connection.
         """
@@ -115,7 +118,7 @@ class Engine:
             self._missed_probes = MISSED_PROBES
         if now >= self._try_at:  # the failures of one burst are one
             self._failures += 1
-            self._try_at = now + min(PAUSE_S * 2 ** min(self._failures - 1, 16), LONGEST_PAUSE_S)
+            self._try_at = now + min(max(PAUSE_S, PAUSE_TIMES * took_s), LONGEST_PAUSE_S)
         self._set(why)
 
     def probed(self, why: str | None, *, refused: bool = False) -> None:

@@ -45,7 +45,7 @@ class Bounds:
     body_timeout_s: float = 60.0
     max_answer_bytes: int = 2**20
     connect_timeout_s: float = 2.0
-    probe_interval_s: float = 1.0
+    probe_interval_s: float = 0.5
     idle_s: float = 5.0
     patience: Patience = SHIPPED
 

@@ -159,7 +159,8 @@ class Upstream:
         engines = self._choice.ranked(route)
         refusal: httpx.Response | None = None
         late: list[Engine] = []
-        doubted: list[Engine] = []
+        doubted: list[tuple[Engine, float]] = []
+        failed: list[Engine] = []
         sends = SENDS
         attempts: list[tuple[Engine, float | None]] = [(engine, None) for engine in engines]
         while attempts and _may_send(request, sends):
@@ -167,10 +168,11 @@ class Upstream:
             attempts.sort(key=lambda attempt: not attempt[0].ready)
             engine, patience_s = attempts.pop(0)
             async with contextlib.AsyncExitStack() as attempt:
-                visit = attempt.enter_context(self._choice.visiting(engine, route))
+                visit = attempt.enter_context(self._choice.visiting(engine, route, failed))
                 began = self._clock()
                 try:
                     await visit.turn()
+                    began = self._clock()
                     response = await self._send(request, engine, patience_s)
                     attempt.push_async_callback(response.aclose)
                     response, status = await _begun(response, request.needs_body, visit)
@@ -179,7 +181,7 @@ class Upstream:
                 except httpx.ConnectTimeout:
                     self._count(engine, "unreachable")
                     if engine.answered_at < began:
-                        engine.failed("a connection timed out", reachable=False)
+                        engine.failed("a connection timed out", self._clock() - began, reachable=False)
                     late.append(engine)
                 except httpx.ConnectError as error:
                     self._count(engine, "unreachable")
@@ -192,28 +194,32 @@ class Upstream:
                     request.cut = True
                 except httpx.TransportError as error:
                     self._count(engine, "broken")
-                    engine.failed(f"it closed a connection without an answer ({type(error).__name__})")
+                    closed = f"it closed a connection without an answer ({type(error).__name__})"
+                    engine.failed(closed, self._clock() - began)
                 else:
                     self._count(engine, f"{status // 100}xx")
                     if status == HTTPStatus.GATEWAY_TIMEOUT:
                         sends = SENDS_AFTER_TIMEOUT
                     if status in REFUSALS:
-                        engine.failed(f"it answers {status}")
+                        engine.failed(f"it answers {status}", self._clock() - began)
                     elif status in DOUBTFUL:
-                        doubted.append(engine)
+                        doubted.append((engine, self._clock() - began))
                     elif status != FULL:
                         engine.answered()
                         if status != HTTPStatus.OK:
                             visit.refused()
-                        for other in doubted:
-                            other.failed("it answers 500 or 504 where another engine answers")
+                        for other, took_s in doubted:
+                            other.failed("it answers 500 or 504 where another engine answers", took_s)
                         stack.push_async_exit(attempt.pop_all())
                         return response
                     if not attempts or not _may_send(request, sends):
                         stack.push_async_exit(attempt.pop_all())
                         return response
                     refusal = await _kept(response)
+                    if status != FULL:
+                        failed.append(engine)
                     continue
+                failed.append(engine)
             if not attempts and patience_s is None:
                 attempts = [(engine, PATIENCE_S) for engine in self._engines.alive(late)]
         if refusal is not None:

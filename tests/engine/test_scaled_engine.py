@@ -3,16 +3,21 @@
 import asyncio
 import io
 import json
+import socket
 import subprocess
 import tarfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
+import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 
 from testing.bare_scheduler import BLOCK
-from testing.scaled_engine import Job, ScaledEngine, made, word_id, words_of
+from testing.scaled_engine import Api, Job, ScaledEngine, made, word_id, words_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -98,18 +103,62 @@ def archive(path: Path, sessions: int) -> None:
             packed.addfile(entry, io.BytesIO(content))
 
 
-@pytest.mark.timeout(600)
-def test_the_benchmark_runs_with_all_routers_of_this_project(tmp_path: Path) -> None:
-    archive(tmp_path / "agents.tar.gz", 30)
-    command = [PYTHON, "-m", "benchmarks", "fleet", "--archive", tmp_path / "agents.tar.gz", "--engines", "2"]
+def figures(folder: Path, *options: str) -> list[dict[str, Any]]:
+    """Return the rows of a small run of benchmark `fleet`."""
+    archive(folder / "agents.tar.gz", 30)
+    command = [PYTHON, "-m", "benchmarks", "fleet", "--archive", folder / "agents.tar.gz", "--engines", "2"]
     command += ["--sessions", "20", "--requests", "100", "--capacity", "100k", "--scale", "16", "--time-scale", "0.05"]
-    command += ["--output", tmp_path / "figures.json"]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    finished = subprocess.run(
+        [*command, *options, "--output", folder / "figures.json"], cwd=ROOT, capture_output=True, text=True
+    )
     assert finished.returncode == 0, finished.stderr[-3000:]
-    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
-    assert [row["router"] for row in rows] == ["hash", "cost", "cost+queue"]
+    rows: list[dict[str, Any]] = json.loads((folder / "figures.json").read_text())["rows"]
     for row in rows:
         assert row["failed"] == 0 and row["requests"] == 75
+    return rows
+
+
+@pytest.mark.timeout(600)
+def test_the_benchmark_runs_with_all_routers_of_this_project(tmp_path: Path) -> None:
+    rows = figures(tmp_path)
+    assert [row["router"] for row in rows] == ["hash", "cost", "cost+queue"]
+    for row in rows:
         # Nothing is evicted, so only the new words of a prompt, the first prompts, and parts of blocks are missed.
         assert 0.5 < row["hit_rate"] < 0.9
         assert row["stayed"] == 1.0
+
+
+@pytest.mark.timeout(600)
+def test_two_gateways_keep_sessions_without_a_name_at_their_engines_if_they_have_a_redis(tmp_path: Path) -> None:
+    rows = figures(tmp_path, "--gateways", "2", "--routers", "cost", "--unnamed")
+    assert [(row["router"], row["gateways"], row["redis"]) for row in rows] == [("cost", 2, False), ("cost", 2, True)]
+    assert rows[1]["stayed"] >= max(rows[0]["stayed"], 0.95)
+
+
+async def test_the_rendered_prompt_is_the_one_that_the_engine_computes() -> None:
+    messages = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]
+    app = Api(ScaledEngine(made(BLOCKS, "stock", 64), 1e6, 1e-6), "engine", BLOCKS)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as http:
+        answer = (await http.post("/v1/chat/completions/render", json={"messages": messages})).json()
+        assert answer["token_ids"] == [word_id(word) for word in words_of(messages)]
+        assert (await http.post("/tokenize", json={"messages": messages})).json()["tokens"] == answer["token_ids"]
+
+
+async def test_an_engine_publishes_the_blocks_that_it_stores() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    engine = ScaledEngine(made(BLOCKS, "stock", 64, port), 1e6, 1e-6)
+    serving = asyncio.create_task(engine.serve())
+    with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as events:
+        events.subscribe(b"")
+        events.connect(f"tcp://127.0.0.1:{port}")
+        for number in range(200):  # a subscription takes a moment
+            words = [f"{number}.{place}" for place in range(BLOCK)]
+            await answer(engine, [{"role": "user", "content": " ".join(words)}], 3)
+            if await events.poll(100):
+                break
+        else:
+            raise AssertionError("no event came")
+        stored = msgspec.msgpack.decode((await events.recv_multipart())[-1])
+        assert "BlockStored" in str(stored) and str(word_id("<user>")) in str(stored)
+    serving.cancel()

@@ -236,6 +236,7 @@ def test_times_are_pooled_and_plausible_despite_any_value_of_an_engine(guarded_r
                     admin.set(key, "x") if value == "SET" else admin.rpush(key, "x")
                 elif admin.type(key) == b"zset" and value != "nan":
                     admin.zadd(key, dict.fromkeys(admin.zrange(key, 0, -1), float(value)))
+            other.flush()
             other.elsewhere(ENGINE_A, BLOCKS)
             other.trim(time.time())
         now = time.time()
@@ -243,7 +244,7 @@ def test_times_are_pooled_and_plausible_despite_any_value_of_an_engine(guarded_r
         def pooled() -> bool:
             one.record(ENGINE_A, BLOCKS, now)
             other.record(ENGINE_B, BLOCKS, now + 1)
-            return one.flush() and set(other.elsewhere(ENGINE_A, BLOCKS)) == set(BLOCKS)
+            return one.flush() and other.flush() and set(other.elsewhere(ENGINE_A, BLOCKS)) == set(BLOCKS)
 
         until(pooled)
         assert all(

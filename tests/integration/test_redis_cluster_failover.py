@@ -10,8 +10,8 @@ import redis.cluster
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisFailed, RedisReach
 from testing.processes import RedisServer
+from testing.redis_cluster import form, node
 from tests.eventually import eventually
-from tests.redis_cluster import form, node
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from redis.backoff import ConstantBackoff
 
-from eviction_client.stores import EngineId
+from eviction_client.stores import BlockHash, EngineId
 from eviction_client.stores.layout import LIMIT, UNIT, floor
 from eviction_client.stores.namespace import Namespace
 from testing.processes import RedisServer, free_port
@@ -24,6 +24,33 @@ def test_two_engines_of_one_namespace_pool_their_times(redis_server: RedisServer
         assert other.flush()
         assert one.elsewhere(A, BLOCKS) == dict.fromkeys(BLOCKS[:4], 5.0)
         assert other.elsewhere(B, BLOCKS) == dict.fromkeys(BLOCKS[4:], 1.0)
+
+
+def test_what_many_requests_record_takes_one_command_of_each_shard(redis_server: RedisServer) -> None:
+    """Of blocks in both orders, by two engines, the later record counts as if it had been written alone."""
+    many = [BlockHash(n.to_bytes(4, "big") * 8) for n in range(1500)]
+    with storing(redis_server.url) as store, contextlib.closing(redis_server.client()) as client:
+        client.config_resetstat()
+        for n in range(10):
+            store.record(A, many[n * 100 : n * 100 + 300], 100.0 + n)
+        store.record(B, many[600:700], 1000.0)
+        store.record(A, many[:100], 1.0)
+        store.record(A, many[600:700], 2.0)
+        assert store.flush()
+        assert client.info("commandstats")["cmdstat_eval"]["calls"] == 4
+        expected = [100.0 + n // 100 for n in range(1000)] + [109.0] * 200 + [None] * 300
+        expected[:100], expected[600:700] = [1.0] * 100, [1000.0] * 100
+        assert store.retain_until(many) == expected
+        assert store.elsewhere(A, many) == dict.fromkeys(many[600:700], 1000.0)
+        assert (store.written, store.pending_blocks) == (3300, 0)
+
+
+def test_more_blocks_than_one_pipeline_takes_are_all_written(redis_server: RedisServer) -> None:
+    many = [BlockHash(n.to_bytes(4, "big") * 8) for n in range(10_000)]
+    with storing(redis_server.url) as store:
+        store.record(A, many, 5.0)
+        assert store.flush() and store.written == len(many)
+        assert store.retain_until(many) == [5.0] * len(many)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +151,7 @@ def test_a_user_without_rights_learns_which_are_needed_and_they_suffice(tmp_path
         with storing(f"redis://engine:p@127.0.0.1:{server.port}/0") as store:
             store.check()
             store.record(A, BLOCKS, 1.0)
+            assert store.flush()
             store.elsewhere(B, BLOCKS)
             store.trim(time.time())
             assert store.failures == 0
@@ -149,9 +177,11 @@ def test_tag_and_time_share_a_double_exactly_until_2106(redis_server: RedisServe
         assert store.flush()
         assert store.retain_until(BLOCKS) == [latest - UNIT] * len(BLOCKS)
         store.record(B, BLOCKS, latest - 2 * UNIT)
+        assert store.flush()
         assert store.elsewhere(B, BLOCKS) == dict.fromkeys(BLOCKS, latest - UNIT)
         store.record(B, BLOCKS, latest)
         store.record(A, BLOCKS, latest - UNIT)
+        assert store.flush()
         assert store.elsewhere(A, BLOCKS) == dict.fromkeys(BLOCKS, latest)
         assert store.elsewhere(B, BLOCKS) == {}
         assert store.retain_until(BLOCKS) == [latest] * len(BLOCKS)

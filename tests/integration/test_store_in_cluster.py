@@ -20,6 +20,7 @@ def test_a_cluster_spreads_the_shards_and_keeps_the_law(redis_cluster: list[Redi
         store.record(A, many, 5.0)
         store.record(A, many, 1.0)
         store.record(B, many[:1000], 3.0)
+        assert store.flush()
         assert store.elsewhere(A, many) == dict.fromkeys(many[:1000], 3.0)
         assert store.elsewhere(B, many) == dict.fromkeys(many[1000:], 1.0)
         assert store.retain_until(many) == [3.0] * 1000 + [1.0] * 1000

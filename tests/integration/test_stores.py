@@ -136,6 +136,7 @@ def test_one_engine_alone_has_nothing_elsewhere(store: BlockStore) -> None:
     store.record(A, BLOCKS[:2], 5.0)
     store.record(A, BLOCKS[:1], 3.0)
     store.record(B, BLOCKS[1:2], 4.0)
+    assert store.flush()
     assert store.elsewhere(A, BLOCKS[:3]) == {}
     assert store.elsewhere(B, BLOCKS[:3]) == {BLOCKS[0]: 3.0, BLOCKS[1]: 5.0}
 

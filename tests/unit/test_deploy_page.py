@@ -26,10 +26,10 @@ def test_the_sizing_table_follows_from_the_formulas() -> None:
     for row in rows:
         engines, cpu, gpu, memory, primaries, to_redis, to_sidecars = (float(cell.replace(",", "")) for cell in row)
         stored = engines * 64 * REMEMBERED_S * 110
-        assert cpu == math.ceil(engines / (882 * 0.5))
+        assert cpu == math.ceil(engines / (400 * 0.5))
         assert gpu == math.ceil(engines / (5000 * 0.5))
         assert memory == round(stored / 1e9, 2)
-        assert primaries == max(math.ceil(engines * 917e-6 / 0.5), math.ceil(stored / 16e9))
+        assert primaries == max(math.ceil(engines * 850e-6 / 0.5), math.ceil(stored / 16e9))
         assert to_redis == round(engines * 9000 / 1e6, 2)
         assert to_sidecars == round(engines * 32_000 / 1e6, 2)
 

@@ -214,6 +214,37 @@ def guarded_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench
 
 
+class Counting(MemoryStore[BlockHash]):
+    """A store that notes what it is asked, and how often it is to write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Sequence[BlockHash]] = []
+        self.flushed = 0
+
+    def elsewhere(self, engine: EngineId, blocks: Sequence[BlockHash]) -> dict[BlockHash, float]:
+        self.asked.append(blocks)
+        return super().elsewhere(engine, blocks)
+
+    def flush(self) -> bool:
+        self.flushed += 1
+        return super().flush()
+
+
+def test_the_store_is_asked_for_each_request_once_and_only_for_its_own_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eviction_client.fleet_pool.WRITE_EVERY_S", 3600.0)
+    store = Counting()
+    bench = Bench(store)
+    for number in range(50):
+        bench.now += 1.0
+        bench.serve(f"request {number}", [*chain("system", 0, 2), *chain("own", number, 3)])
+    own = chain("own", 49, 3)
+    assert [len(blocks) for blocks in store.asked] == [2] + [3] * 49
+    assert store.asked[-1] == [chain("system", 0, 2)[-1], own[-1], own[0]]
+    assert store.flushed == 0
+    bench.plugin.close()
+
+
 @pytest.mark.parametrize(
     "part",
     [

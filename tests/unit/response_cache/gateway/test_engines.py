@@ -1,8 +1,20 @@
 """The choice of an engine for a conversation, and when an engine is up."""
 
 from collections import Counter
+from itertools import pairwise
 
-from response_cache.gateway.engines import AT_LEAST, CALM_S, LONGEST_PAUSE_S, MISSED_PROBES, PAUSE_S, Engine, Engines
+import pytest
+
+from response_cache.gateway.engines import (
+    AT_LEAST,
+    CALM_S,
+    LONGEST_PAUSE_S,
+    MISSED_PROBES,
+    PAUSE_S,
+    PAUSE_TIMES,
+    Engine,
+    Engines,
+)
 from response_cache.gateway.metrics import Metrics
 
 URLS = [f"http://engine-{i}:8000" for i in range(4)]
@@ -53,20 +65,35 @@ def test_an_engine_with_twice_its_share_in_flight_is_skipped() -> None:
     assert engines.ranked(b"hi")[0] is first
 
 
-def test_an_engine_that_answers_probes_but_no_request_stays_down_and_is_tried_ever_more_rarely() -> None:
+def tries_of(took_s: float, seconds: float = 600.0) -> list[float]:
+    """Return when requests try an engine that answers probes but no request, if one arrives each tenth of a second."""
     clock = Clock()
     one = engine(clock)
-    tries = 0
-    for _ in range(600):
+    tries = []
+    while clock.now < seconds:
         if one.ready:
-            tries += 1
-            one.failed("test")
+            tries.append(clock.now)
+            clock.now += took_s
+            one.failed("test", took_s)
         one.probed(None)
         assert not one.up
-        clock.now += 1
-    assert 600 / LONGEST_PAUSE_S <= tries <= 600 / LONGEST_PAUSE_S + 6
+        clock.now += 0.1
     one.answered()
     assert one.up and one.ready
+    return tries
+
+
+def test_an_engine_that_answers_probes_but_no_request_stays_down_and_its_return_is_found_within_a_second() -> None:
+    tries = tries_of(took_s=0.005)
+    assert max(after - before for before, after in pairwise(tries)) <= PAUSE_S + 0.11
+    assert len(tries) <= 600 / PAUSE_S
+
+
+@pytest.mark.parametrize("took_s", [0.5, 2.0, 10.0])
+def test_an_engine_that_lets_requests_wait_before_it_fails_is_tried_for_a_tenth_of_the_time(took_s: float) -> None:
+    pause_s = min(PAUSE_TIMES * took_s, LONGEST_PAUSE_S)
+    tries = tries_of(took_s)
+    assert len(tries) == pytest.approx(600 / (pause_s + took_s), abs=2)
 
 
 def test_a_burst_of_failures_counts_as_one() -> None:
