@@ -21,7 +21,7 @@ def chat(system: Any, user: Any = "hello", **more: Any) -> Body:
 
 MOVED = [
     ("move-time", "Go.\nCurrent time: 2026-11-30T11:39:01Z\nBe brief.", "Go.\nBe brief.", "Current time: 2026-11-30T11:39:01Z"),
-    ("move-time", "Go. The current date is November 30, 2026. Be brief.", "Go. Be brief.", "The current date is November 30, 2026."),
+    ("move-time", "Go. The current date is May 30, 2026. Be brief.", "Go. Be brief.", "The current date is May 30, 2026."),
     ("move-time", "You help. Today is Monday, 30. November 2026", "You help.", "Today is Monday, 30. November 2026"),
     ("move-time", "<env>\nToday's date: 2026-11-30\n</env>\nGo.", "<env>\n</env>\nGo.", "Today's date: 2026-11-30"),
     ("move-time", "Go.\n<current_time>11:39</current_time>\n", "Go.\n", "<current_time>11:39</current_time>"),
