@@ -33,6 +33,7 @@ from response_cache.gateway.exchange import Load
 from response_cache.gateway.gateway import Gateway
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.queue import Queue
+from response_cache.gateway.repairing import Repairing
 from response_cache.gateway.request import ARGUMENTS, Reader
 from response_cache.gateway.settings import Bounds, GatewaySettings
 from response_cache.gateway.upstream import Upstream
@@ -132,6 +133,10 @@ async def running(
             by = ByCost if settings.gateway_router == "cost" else ByHash
             choice = by(engines, router, queue, metrics, peers)
         kind = settings.engine_kind
+        repairing = None
+        if settings.repairs:
+            repairing = Repairing(settings, metrics, (lambda: engines.kind) if kind == "auto" else (lambda: kind))
+            _log_repair(settings)
         gateway = Gateway(
             settings,
             clients,
@@ -143,6 +148,7 @@ async def running(
                 bounds.max_values,
                 ARGUMENTS.get(settings.gateway_hints),
                 (lambda: engines.rules) if kind == "auto" else (lambda: sure(kind)),
+                repairing,
             ),
             load,
             bounds.max_answer_bytes,
@@ -159,7 +165,7 @@ async def running(
             sharing.every(bounds.probe_interval_s, "peers", peers.run)
         if queue is not None:
             background.every(bounds.probe_interval_s, "measure", partial(queue.measure, fresh, engines.headers))
-        if kind == "auto" and settings.gateway_cache:
+        if kind == "auto" and (settings.gateway_cache or settings.repairs):
             background.every(bounds.probe_interval_s, "identify", partial(engines.identify, fresh))
         background.every(REFRESH_S, "tokens", partial(asyncio.to_thread, clients.refresh))
         if tls is not None:
@@ -173,6 +179,16 @@ async def running(
             if peers is not None:  # last, so that it announces the ends of the last requests
                 await peers.stop()
             await sharing.close()
+
+
+def _log_repair(settings: GatewaySettings) -> None:
+    names = dict.fromkeys(
+        [*settings.gateway_repair, *(name for names in settings.gateway_repair_scopes.values() for name in names)]
+    )
+    if settings.gateway_repair_dry_run:
+        log.info("repair is a dry run, and bodies stay as they are; rules: %s", ", ".join(names))
+    else:
+        log.info("bodies are repaired by these rules, which change what the model reads: %s", ", ".join(names))
 
 
 def _peers(settings: GatewaySettings, router: Router, queue: Queue | None, secret: bytes, metrics: Metrics) -> "Peers":
