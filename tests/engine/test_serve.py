@@ -67,7 +67,9 @@ class Sidecar:
 class VllmServer:
     """`vllm serve`, with the plug-in if settings are given, otherwise stock."""
 
-    def __init__(self, folder: Path, model: Path, *, scheduler: str = SCHEDULER, **settings: str) -> None:
+    def __init__(
+        self, folder: Path, model: Path, *, scheduler: str = SCHEDULER, more: Sequence[str] = (), **settings: str
+    ) -> None:
         self.port = free_port()
         self.log = folder / f"vllm-{self.port}.log"
         command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--served-model-name", "tiny"]
@@ -75,7 +77,7 @@ class VllmServer:
             command += ["--scheduler-cls", scheduler]
         command += ["--enforce-eager", "--port", str(self.port)]
         command += ["--block-size", "32", "--num-gpu-blocks-override", "160", "--max-model-len", "2048"]
-        command += ["--kv-cache-memory-bytes", str(2**28), "--max-num-seqs", "8"]
+        command += ["--kv-cache-memory-bytes", str(2**28), "--max-num-seqs", "8", *more]
         # One thread: with more, two engines on two cores mostly wait for each other's threads.
         threads = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         path = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
