@@ -21,7 +21,7 @@ from lpc.wire.headers import Headers, end_to_end
 from lpc.wire.raw_path import BadTarget, check_framing
 from response_cache.gateway.answered import Answered, RoutedConversation
 from response_cache.gateway.cached import Cached, Found
-from response_cache.gateway.choice import Route
+from response_cache.gateway.choice import TAIL, Route
 from response_cache.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
 from response_cache.gateway.errors import CLOSE, GatewayError
 from response_cache.gateway.exchange import JSON, ClientGone, Exchange, Load
@@ -32,7 +32,8 @@ from response_cache.gateway.repairing import Group
 from response_cache.gateway.request import SESSION_HEADER, Reader, Reading, digest
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.gateway.targets import CHAT, COMPLETIONS, FREQUENT, OWN, RESPONSES, Paths, is_form, path_of
-from response_cache.gateway.upstream import Upstream
+from response_cache.gateway.upstream import BELIEF, Upstream
+from response_cache.gateway.verdict import joined, read, verdict_of
 
 BODILESS: Final = ("GET", "HEAD", "OPTIONS")
 BUFFERED_BYTES: Final = 2**20
@@ -307,6 +308,13 @@ class Gateway:
         repairing = self._reader.repairing
         measured = None if repairing is None or answer.status_code != HTTPStatus.OK else repairing.measured(group)
         extra = [] if label == "none" else [(b"x-lpc-cache", label.encode())]
+        belief = answer.extensions.get(BELIEF) if self._settings.gateway_prefix_header else None
+        if belief is not None:
+            pieces, whole = list[bytes](), False
+            if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                pieces, whole = await read(chunks, self._max_answer_bytes)
+                chunks = joined(pieces, chunks)
+            extra.append(verdict_of(belief, b"".join(pieces)[-TAIL:] if whole else None).field())
         await exchange.start(answer.status_code, [*end_to_end(answer.headers.raw), *extra])
         self._metrics.first_byte_seconds.labels(label).observe(time.perf_counter() - exchange.began)
         try:

@@ -125,7 +125,7 @@ async def running(
             queue = Queue(engines.all, router, metrics, settings.gateway_engine_tokens, settings.gateway_queue_timeout_s)
         choice: Choice
         peers = None
-        if queue is None and len(engines.all) == 1:
+        if queue is None and len(engines.all) == 1 and not settings.gateway_prefix_header:
             choice = Unfollowed(engines)
         else:
             if settings.gateway_redis_url is not None:

@@ -161,6 +161,12 @@ class GatewaySettings(ServerSettings):
         description="Share of the conversations that is left as it is, so that metrics compare the hits of both groups.",
     )
 
+    gateway_prefix_header: bool = Field(
+        False,
+        description="Send x-lpc-prefix with completions: prompt tokens, expected and cached, and why tokens are missing. Of "
+        "streams what is expected only, because their first bytes come before a report.",
+    )
+
     gateway_cache: bool = Field(True, description="Use the sidecar's response caches; false: a plain proxy.")
     gateway_lookup_timeout_s: Seconds = Field(
         0.04,

@@ -3,6 +3,10 @@
 import copy
 import itertools
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -314,3 +318,17 @@ def test_an_unknown_rule_is_refused_and_the_order_of_names_does_not_count() -> N
     assert repair(body, MOVES) == repair(body, reversed(MOVES))
     assert all(rule.safety in SAFETY and rule.change and rule.pattern for rule in RULES)
     assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+PAGE = (Path(__file__).parents[3] / "docs/how-to/repair-prompts.md").read_text()
+
+
+def test_the_page_has_all_rules_with_their_safety_and_its_function_runs() -> None:
+    for rule in RULES:
+        assert re.search(rf"^\|[^|]*`{rule.name}`[^|]*\| {rule.safety} \|", PAGE, re.MULTILINE), rule.name
+    function_, callback = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(function_, "page", "exec"), {})
+    program = f"import sys\n{function_}\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"numpy", "grpc", "torch", "pydantic", "httpx", "litellm"} & set(loaded)
+    compile(callback, "page", "exec")
