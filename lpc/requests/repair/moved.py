@@ -7,7 +7,7 @@ from typing import Final
 from lpc.requests.repair import statements
 from lpc.requests.repair.copies import at
 from lpc.requests.repair.pattern import form_of
-from lpc.requests.repair.places import head_paths, with_end, with_head
+from lpc.requests.repair.places import head_paths, with_head
 from lpc.requests.repair.rule import Change, Fields, Rule
 from lpc.requests.repair.statements import Statement
 
@@ -25,31 +25,27 @@ class Moved(Rule):
     def find(self, text: str) -> Iterator[Statement]:
         """Yield the statements to move, in order."""
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, Fields]:
-        """Return the body with its statements moved, and without them."""
-        left, moved, found = fields, list[str](), list[Change]()
+    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
+        """Return the body without its statements, and these."""
+        left, texts, found = fields, list[str](), list[Change]()
         # From the end on, so that the paths of earlier texts stay.
         for path in reversed(head_paths(fields)):
             text = at(left, path)
             taken = list(self.find(text))
             if not taken:
                 continue
-            rest = text
-            for one in reversed(taken):
-                rest = rest[: one.start] + rest[one.end :]
-            without = with_head(left, path, rest)
+            pieces, done = list[str](), 0
+            for one in taken:
+                pieces.append(text[done : one.start])
+                done = one.end
+            without = with_head(left, path, "".join([*pieces, text[done:]]))
             if without is None:
                 continue
             left = without
-            moved = [*(one.text for one in taken), *moved]
+            texts = [*(one.text for one in taken), *texts]
             found = [*(Change(self.name, "system", form_of(text, one), one.text) for one in taken), *found]
-        if not moved:
-            return fields, fields
-        ended = with_end(left, "\n".join(moved))
-        if ended is None:
-            return fields, fields
         changes += found
-        return ended, left
+        return left, "\n".join(texts)
 
 
 class MovesTime(Moved):

@@ -8,6 +8,7 @@ from typing import Any, Final
 from lpc.errors import UsageError
 from lpc.requests.repair.copies import spliced
 from lpc.requests.repair.moved import MOVED
+from lpc.requests.repair.places import with_end
 from lpc.requests.repair.rounded import ROUNDED
 from lpc.requests.repair.rule import Change, Fields, Rule
 from lpc.requests.repair.same import SAME
@@ -49,17 +50,15 @@ def repaired(fields: Fields, rules: Sequence[Rule], kind: Kind = "any") -> Repai
     """
     model = fields.get("model")
     name = model.lower() if isinstance(model, str) else ""
-    found = named = fields
-    changes: list[Change] = []
+    found = fields
+    changes, moved = list[Change](), list[str]()
     for rule in rules:
-        if not rule.concerns(kind, name):
-            continue
-        after, left = rule.apply(found, changes)
-        if after is not found:
-            # What was moved by an earlier rule is in `found`, so the rule is applied to the body without it as well.
-            named = left if named is found else rule.apply(named, [])[1]
-            found = after
-    return Repaired(found, named, tuple(changes))
+        if rule.concerns(kind, name) and (rule.safety != "B" or with_end(fields, "") is not None):
+            found, text = rule.apply(found, changes)
+            moved += [text] if text else []
+    ended = with_end(found, "\n\n".join(moved)) if moved else found
+    assert ended is not None, "the end is where it was"
+    return Repaired(ended, found, tuple(changes))
 
 
 def repair(body: Mapping[str, Any], rules: Iterable[str], kind: Kind = "any") -> dict[str, Any]:

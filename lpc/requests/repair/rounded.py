@@ -26,7 +26,7 @@ class DropsBilling(Rule):
         """Return whether the engine reads the line."""
         return not drops_billing(model, kind)
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, Fields]:
+    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
         """Return the body without the line."""
         found = fields
         for path in reversed(head_paths(fields)):
@@ -37,7 +37,7 @@ class DropsBilling(Rule):
             if left is not None:
                 found = left
                 changes.append(Change(self.name, "system", "line", text.partition("\n")[0]))
-        return found, found
+        return found, ""
 
 
 _CLOCK: Final = re.compile(r"(?<![0-9:])([0-9]{1,2}):([0-9]{2})(:[0-9]{2})?([.,][0-9]{1,9})?(?![0-9:])")
@@ -54,7 +54,7 @@ class Rounds(Rule):
     safety = "C"
     seconds: ClassVar[int]
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, Fields]:
+    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
         """Return the body with rounded times."""
         found = fields
         for path in head_paths(fields):
@@ -66,7 +66,7 @@ class Rounds(Rule):
                     changes.append(Change(self.name, "system", form_of(text, one), one.text, changed.strip()))
             if rest != text:
                 found = replaced(found, path, rest)
-        return found, found
+        return found, ""
 
     def _rounded(self, text: str) -> str:
         text = _EPOCH.sub(lambda match: str(int(match[0]) // self.seconds * self.seconds), text)
@@ -102,7 +102,7 @@ class NamesIds(Rule):
     change = "a random id becomes a name by its place, such as `id-1`"
     pattern = "as of `move-id`; not if the id is in the conversation as well"
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, Fields]:
+    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
         """Return the body with names."""
         found, names, behind = fields, dict[str, str](), None
         for path in head_paths(fields):
@@ -120,7 +120,7 @@ class NamesIds(Rule):
                 changes.append(Change(self.name, "system", form_of(text, one), value, names[value]))
             if pieces:
                 found = replaced(found, path, "".join([*pieces, text[done:]]))
-        return found, found
+        return found, ""
 
 
 def _texts_behind(fields: Fields) -> Iterator[str]:

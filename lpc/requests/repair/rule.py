@@ -5,7 +5,6 @@ Each rule is a pure function of the body. So all turns of a conversation are cha
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from lpc.requests.rules import Kind
@@ -35,25 +34,6 @@ class Change(NamedTuple):
     other: str = ""
 
 
-@dataclass
-class Work:
-    """A body while rules are applied.
-
-    Attributes:
-        fields: the body as it is now; ``named``: the same without texts that were moved to the end.
-        changes: what was changed so far.
-    """
-
-    fields: Fields
-    named: Fields
-    changes: list[Change]
-
-    def set(self, fields: Fields, *changes: Change) -> None:
-        """Replace the body, which has the same end as before."""
-        self.fields = self.named = fields
-        self.changes += changes
-
-
 class Rule(ABC):
     """A repair.
 
@@ -77,8 +57,8 @@ class Rule(ABC):
         return not any(part in model for part in self.unread)
 
     @abstractmethod
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, Fields]:
-        """Return a changed body and the same body without what was moved to its end; the body itself, twice: unchanged.
+    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
+        """Return a changed body, or the body itself, and the text that is to be moved to its end; empty: none.
 
         Args:
             fields: the body, which is not changed. Values of an unknown shape stay as they are.

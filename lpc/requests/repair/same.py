@@ -46,18 +46,18 @@ class SortsTools(Rule):
     change = "tools are sorted by name"
     pattern = "tools with different names that are not sorted"
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, Fields]:
+    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
         """Return the body with sorted tools."""
         tools = _tools(fields)
         names = [_name_of(tool) for tool in tools]
         if len(names) < 2 or None in names or len(set(names)) < len(names):
-            return fields, fields
+            return fields, ""
         order = sorted(range(len(names)), key=lambda number: str(names[number]))
         if order == list(range(len(names))):
-            return fields, fields
+            return fields, ""
         changes.append(Change(self.name, "tools", f"{len(names)} tools", ", ".join(map(str, names))))
         found = _with_tools(fields, [tools[number] for number in order])
-        return found, found
+        return found, ""
 
 
 class _OrdersTools(Rule):
@@ -65,16 +65,16 @@ class _OrdersTools(Rule):
 
     safety = "A"
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, Fields]:
+    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
         """Return the body with ordered tools."""
         tools = _tools(fields)
         changed = [self._ordered(tool) for tool in tools]
         number = sum(one is not tool for one, tool in zip(changed, tools, strict=True))
         if not number:
-            return fields, fields
+            return fields, ""
         changes.append(Change(self.name, "tools", f"keys of {number} tools"))
         found = _with_tools(fields, changed)
-        return found, found
+        return found, ""
 
     def _ordered(self, tool: Any) -> Any:
         raise NotImplementedError
@@ -182,7 +182,7 @@ class _OfArguments(Rule):
 
     safety = "A"
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, Fields]:
+    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
         """Return the body with changed arguments."""
         edits = {}
         for path in _argument_paths(fields):
@@ -191,10 +191,10 @@ class _OfArguments(Rule):
                 if (changed := self._changed(value)) is not value:
                     edits[path] = changed
         if not edits:
-            return fields, fields
+            return fields, ""
         changes.append(Change(self.name, "assistant", f"arguments of {len(edits)} calls"))
         found = replaced_all(fields, edits)
-        return found, found
+        return found, ""
 
     def _changed(self, value: Any) -> Any:
         raise NotImplementedError
@@ -268,7 +268,7 @@ class StripsEnds(Rule):
     pattern = "a message that ends with white space"
     unread = ("llama-3.1", "gemma-2", "gemma-3", "gemma-4", "gemma4", "qwen3.6")
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, Fields]:
+    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
         """Return the body without white space at ends."""
         edits = {}
         for role, path in _end_paths(fields):
@@ -277,7 +277,7 @@ class StripsEnds(Rule):
                 edits[path] = kept
                 changes.append(Change(self.name, role, "white space", text[len(kept) :]))
         found = replaced_all(fields, edits) if edits else fields
-        return found, found
+        return found, ""
 
 
 def _end_paths(fields: Fields) -> Iterator[tuple[str, Path]]:
@@ -319,27 +319,27 @@ class NamesCalls(Rule):
     unread = ("qwen", "llama", "gemma", "glm", "gpt-oss", "deepseek", "hermes", "phi", "minimax", "granite", "nemotron")
     _OWN: Final = re.compile(r"functions\.[\w-]{1,128}:[0-9]{1,6}")
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, Fields]:
+    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
         """Return the body with numbered calls."""
         listed = messages_of(fields)
         if listed is None or fields.get("previous_response_id"):
-            return fields, fields
+            return fields, ""
         calls, results = list[Path](), list[Path]()
         for number, message in enumerate(fields[listed]):
             if isinstance(message, Mapping):
                 _find_ids(message, (listed, number), calls, results)
         ids, of_results = ([at(fields, path) for path in paths] for paths in (calls, results))
         if not ids or not all(isinstance(one, str) for one in ids + of_results):
-            return fields, fields
+            return fields, ""
         if len(set(ids)) < len(ids) or not set(of_results) <= set(ids) or all(self._OWN.fullmatch(one) for one in ids):
-            return fields, fields
+            return fields, ""
         names = {one: f"call{number:05}" for number, one in enumerate(ids, 1)}
         edits = {path: names[before] for path in (*calls, *results) if names[before := at(fields, path)] != before}
         if not edits:
-            return fields, fields
+            return fields, ""
         changes.append(Change(self.name, "assistant", f"{len(edits)} ids"))
         found = replaced_all(fields, edits)
-        return found, found
+        return found, ""
 
 
 def _find_ids(message: Mapping[str, Any], path: Path, calls: list[Path], results: list[Path]) -> None:

@@ -36,17 +36,23 @@ class Statement(NamedTuple):
     value: tuple[int, int]
 
 
-_TIME: Final = re.compile(
-    r"[0-9](?:(?<=1)[4-9][0-9]{8}(?:[0-9]{3}|[0-9]{6})?(?![0-9])"  # seconds, milliseconds, microseconds of an epoch
-    r"|(?:(?<=1)9|(?<=2)0)[0-9]{2}(?![0-9])"
-    r"(?:[-/.][0-9]{1,2}(?:[-/.][0-9]{1,2}(?:[T ]{1,2}[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?)?)?)?"
-    r"|[0-9]?:[0-9]{2}(?::[0-9]{2})?"
-    r"|[0-9]?[-/.][0-9]{1,2}[-/.](?:[0-9]{4}|[0-9]{2})(?![0-9]))"
+_TIMES: Final = tuple(
+    re.compile(expression)
+    for expression in (
+        r":(?<=[0-9]:)[0-9]{2}(?::[0-9]{2})?",
+        *(rf"{century}[0-9]{{2}}(?![0-9])(?:[-/.][0-9]{{1,2}}){{0,2}}" for century in ("19", "20")),
+        *(rf"\{sign}(?<=[0-9]\{sign})[0-9]{{1,2}}\{sign}(?:[0-9]{{4}}|[0-9]{{2}})(?![0-9])" for sign in "-/."),
+        r"1[4-9][0-9]{8}(?:[0-9]{3}|[0-9]{6})?(?![0-9])",  # seconds, milliseconds, microseconds of an epoch
+    )
 )
+"""Parts of a time or date. An expression that begins with one character is found in a tenth of the time of any other."""
+_LONGEST_TIME: Final = 24
+"""Characters of a time before a part of it."""
+_OF_TIME: Final = frozenset("0123456789-/.:T")
 _VALUES: Final = tuple(
     re.compile(sign + r"[\"'`]?\s{0,2}[\"'`$]?(?=[^\s<]{0,80}[0-9])[0-9A-Za-z._+/:,-]{1,128}") for sign in ":=>#"
 )
-"""By sign: an expression that begins with one character finds it in a tenth of the time."""
+"""By the sign before a value."""
 _IS: Final = re.compile(r"(?<=\b[iI][dD]) is (?=[^\s<]{0,80}[0-9])[0-9A-Za-z._+/:-]{1,128}")
 _OPENING: Final = r"[\s>*#<\[(`_|-]{0,12}(?:(?:the|your|this|my|our|it\sis|it's)\s)?"
 TIME_LABEL: Final = re.compile(
@@ -102,7 +108,7 @@ _PAIRS: Final = ("()", "[]", "{}")
 
 def times(text: str) -> Iterator[Statement]:
     """Yield statements of the present time."""
-    return _statements(text, _TIME.finditer(text, 0, MOST_CHARS), TIME_LABEL, _any)
+    return _statements(text, _timed(text), TIME_LABEL, _any)
 
 
 def ids(text: str) -> Iterator[Statement]:
@@ -131,29 +137,37 @@ def is_random(value: str) -> bool:
     return len(plain) >= 8 and digits >= 2 and (digits < len(plain) or digits >= 9)
 
 
-def _valued(text: str, near: re.Pattern[str]) -> "Iterator[re.Match[str]]":
-    """Yield the values behind a sign, or behind "id is", with a word of a label near before them."""
+def _timed(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the places of times and dates, in order."""
+    found = sorted(match.span() for part in _TIMES for match in islice(part.finditer(text, 0, MOST_CHARS), MOST_SIGNS))
+    for start, end in found:
+        first = start
+        while first > max(0, start - _LONGEST_TIME) and text[first - 1] in _OF_TIME:
+            first -= 1
+        yield first, end
+
+
+def _valued(text: str, near: re.Pattern[str]) -> Iterator[tuple[int, int]]:
+    """Yield the places of values behind a sign, or behind "id is", with a word of a label near before them; in order."""
     lower = text[:MOST_CHARS].lower()
     if len(lower) != len(text[:MOST_CHARS]):  # a letter of another script has become two
         lower = text
     within = _NEAR_OF_ID if near is _NEAR_ID else _NEAR
-    found = [match for sign in _VALUES for match in islice(sign.finditer(text, 0, MOST_CHARS), MOST_SIGNS)]
-    for match in sorted(found, key=lambda one: one.start()):
-        start = match.start()
-        if near.search(lower, max(0, start - within), start + 1):
-            yield match
+    found = [match.span() for sign in _VALUES for match in islice(sign.finditer(text, 0, MOST_CHARS), MOST_SIGNS)]
     if near is _NEAR_ID and ("id is " in text or "ID is " in text):
-        yield from _IS.finditer(text, 0, MOST_CHARS)
+        found += [match.span() for match in islice(_IS.finditer(text, 0, MOST_CHARS), MOST_SIGNS)]
+    for start, end in sorted(found):
+        if near.search(lower, max(0, start - within), start + 1):
+            yield start, end
 
 
 def _statements(
-    text: str, found: "Iterator[re.Match[str]]", label: re.Pattern[str], fits: Callable[[str], bool]
+    text: str, found: Iterator[tuple[int, int]], label: re.Pattern[str], fits: Callable[[str], bool]
 ) -> Iterator[Statement]:
     done, fences = 0, None
-    for number, match in enumerate(found):
+    for number, (start, end) in enumerate(found):
         if number == MOST_FOUND:
             return
-        start, end = match.span()
         if start < done:
             continue
         low = _begin(text, start)

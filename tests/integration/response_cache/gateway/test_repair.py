@@ -165,7 +165,7 @@ async def test_an_error_of_a_rule_sends_the_request_as_it_was(
         raise ValueError("text of a user")
 
     async with serve_double(EngineDouble(usage=USAGE)) as engine, a_gateway(engine, gateway_repair=RULES) as gateway:
-        monkeypatch.setattr("lpc.requests.repair.moved.with_end", broken)
+        monkeypatch.setattr("lpc.requests.repair.moved.with_head", broken)
         assert (await gateway.ask(turn(1, 0))).status_code == 200
         assert engine.completions[0].json["messages"] == turn(1, 0)["messages"]
         assert await gateway.metric("lpc_gateway_repair_failures_total") == 1
