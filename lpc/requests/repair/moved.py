@@ -72,6 +72,18 @@ class MovesId(Moved):
         return statements.ids(text)
 
 
+class MovesUser(Moved):
+    """Moves what names the user."""
+
+    name = "move-user"
+    change = "the user's name, address, locale or time zone goes to the end of the last user's message"
+    pattern = "a line or sentence that begins with a label such as `User:` or `Time zone:` and has an e-mail address or a value"
+
+    def find(self, text: str) -> Iterator[Statement]:
+        """Yield the statements to move, in order."""
+        return statements.users(text)
+
+
 class MovesCounter(Moved):
     """Moves counters."""
 
@@ -108,4 +120,4 @@ class MovesTasks(Moved):
         return statements.tasks(text)
 
 
-MOVED: Final = (MovesTime(), MovesId(), MovesCounter(), MovesDigest(), MovesTasks())
+MOVED: Final = (MovesTime(), MovesId(), MovesUser(), MovesCounter(), MovesDigest(), MovesTasks())

@@ -49,6 +49,11 @@ _TIMES: Final = tuple(
 _LONGEST_TIME: Final = 24
 """Characters of a time before a part of it."""
 _OF_TIME: Final = frozenset("0123456789-/.:T")
+_BEHIND_TIME: Final = _OF_TIME | {"Z"}
+_AT: Final = re.compile(r"@(?<=[\w.+-]@)[\w-]{1,64}(?:\.[\w-]{1,32}){1,4}")
+_NAMES: Final = re.compile(r"(?:[nN]ame|[lL]ocale|[zZ]one)\s?[:=][ \t]{0,2}([^\s<][^\n<]{0,63})")
+"""Values behind a label: a name, a locale, a time zone."""
+_LONGEST_NAME: Final = 64
 _VALUES: Final = tuple(
     re.compile(sign + r"[\"'`]?\s{0,2}[\"'`$]?(?=[^\s<]{0,80}[0-9])[0-9A-Za-z._+/:,-]{1,128}") for sign in ":=>#"
 )
@@ -85,6 +90,18 @@ COUNTER_LABEL: Final = re.compile(
     )""",
     re.IGNORECASE | re.VERBOSE,
 )
+USER_LABEL: Final = re.compile(
+    _OPENING
+    + r"""(?:
+      (?:(?:current|end)[\s_-])?(?:user|customer|account|client|member|employee|caller|sender)?[\s_-]?e-?mail\b
+    | (?:(?:current|end)[\s_-])?(?:user|customer|account|client|member|employee|caller|sender)\s?(?=[:=])
+    | (?:(?:current|end)[\s_-])?(?:user|customer|account|client|member|employee|caller)(?:'s)?[\s_-]?name\b
+    | (?:first|last|full)[\s_-]?name\b | (?:user[\s_-])?(?:locale|time[\s_-]?zone)\b
+    | (?:logged[\s_-]in|signed[\s_-]in)[\s_-](?:as|user)\b
+    | (?:you\sare\s)?(?:talking|speaking|chatting)\s(?:to|with)\b
+    )""",
+    re.IGNORECASE | re.VERBOSE,
+)
 DIGEST_LABEL: Final = re.compile(
     _OPENING
     + r"""(?:
@@ -113,12 +130,12 @@ def times(text: str) -> Iterator[Statement]:
 
 def ids(text: str) -> Iterator[Statement]:
     """Yield statements of an id: at least eight letters and digits with a digit, or nine digits."""
-    return _statements(text, _valued(text, _NEAR_ID), ID_LABEL, is_random)
+    return _statements(text, _valued(text, _NEAR_ID), ID_LABEL, _is_drawn)
 
 
 def counters(text: str) -> Iterator[Statement]:
     """Yield statements of a counter."""
-    return _statements(text, _valued(text, _NEAR_COUNTER), COUNTER_LABEL, lambda value: value[:1].isdigit())
+    return _statements(text, _valued(text, _NEAR_COUNTER), COUNTER_LABEL, _is_number)
 
 
 def digests(text: str) -> Iterator[Statement]:
@@ -126,8 +143,29 @@ def digests(text: str) -> Iterator[Statement]:
     return _statements(text, _valued(text, _NEAR_DIGEST), DIGEST_LABEL, _any)
 
 
-def _any(value: str) -> bool:
+def users(text: str) -> Iterator[Statement]:
+    """Yield statements of who the user is: an e-mail address, a name, a locale, a time zone."""
+    return _statements(text, _addresses(text), USER_LABEL, _is_address_or_next)
+
+
+def _any(value: str, between: str) -> bool:
+    del between
     return bool(value)
+
+
+def _is_drawn(value: str, between: str) -> bool:
+    del between
+    return is_random(value)
+
+
+def _is_number(value: str, between: str) -> bool:
+    del between
+    return value[:1].isdigit()
+
+
+def _is_address_or_next(value: str, between: str) -> bool:
+    """Return whether a value is an address, or stands right behind its label. ``between``: the text between both."""
+    return "@" in value or not between.strip(" \t:=\"'`$")
 
 
 def is_random(value: str) -> bool:
@@ -143,6 +181,21 @@ def _timed(text: str) -> Iterator[tuple[int, int]]:
     for start, end in found:
         first = start
         while first > max(0, start - _LONGEST_TIME) and text[first - 1] in _OF_TIME:
+            first -= 1
+        last = end
+        while last < min(len(text), end + _LONGEST_TIME) and text[last] in _BEHIND_TIME:
+            last += 1
+        yield first, last
+
+
+def _addresses(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the places of e-mail addresses, and of values behind a name's label, in order."""
+    found = [match.span() for match in islice(_AT.finditer(text, 0, MOST_CHARS), MOST_SIGNS)]
+    if _NAMES.search(text, 0, MOST_CHARS):
+        found += [match.span(1) for match in islice(_NAMES.finditer(text, 0, MOST_CHARS), MOST_SIGNS)]
+    for start, end in sorted(found):
+        first = start
+        while first > max(0, start - _LONGEST_NAME) and (text[first - 1].isalnum() or text[first - 1] in "._+-"):
             first -= 1
         yield first, end
 
@@ -162,7 +215,7 @@ def _valued(text: str, near: re.Pattern[str]) -> Iterator[tuple[int, int]]:
 
 
 def _statements(
-    text: str, found: Iterator[tuple[int, int]], label: re.Pattern[str], fits: Callable[[str], bool]
+    text: str, found: Iterator[tuple[int, int]], label: re.Pattern[str], fits: Callable[[str, str], bool]
 ) -> Iterator[Statement]:
     done, fences = 0, None
     for number, (start, end) in enumerate(found):
@@ -174,7 +227,7 @@ def _statements(
         if low is None or not (labelled := label.match(text, low, end)) or labelled.end() > start + 2:
             continue
         value = _value(text, start, end)
-        if not fits(text[slice(*value)]):
+        if not fits(text[slice(*value)], text[labelled.end() : value[0]]):
             continue
         if fences is None:
             fences = [fence.start() for fence in re.finditer(_FENCE, text[:MOST_CHARS])]

@@ -36,6 +36,9 @@ MOVED = [
     ("move-id", "You help. Your session id is 0b7f6c1e-12ab-4cde-9f00-112233445566. Go.", "You help. Go.",
      "Your session id is 0b7f6c1e-12ab-4cde-9f00-112233445566."),
     ("move-id", "Go.\n<trace_id>req_01H8XGJW2Z</trace_id>", "Go.", "<trace_id>req_01H8XGJW2Z</trace_id>"),
+    ("move-user", "You help.\nuser: customer1@example.com\nGo.", "You help.\nGo.", "user: customer1@example.com"),
+    ("move-user", "Go.\nUser name: Ada L.\nTime zone: Europe/Paris\n", "Go.\n", "User name: Ada L.\nTime zone: Europe/Paris"),
+    ("move-user", "You help. You are talking to ada@example.com. Go.", "You help. Go.", "You are talking to ada@example.com."),
     ("move-counter", "Go.\nTurn: 17 of 20\nTokens used: 12,345\n", "Go.\n", "Turn: 17 of 20\nTokens used: 12,345"),
     ("move-counter", "You help. Request #42. Go.", "You help. Go.", "Request #42."),
     ("move-digest", "x-anthropic-billing-header: cc_version=2.1.37.f31; cc_entrypoint=cli; cch=a1b2c;\nYou help.", "You help.",
@@ -72,6 +75,8 @@ KEPT = [
     'Use <env date="2026-11-30"> as it is.',
     "Call id: short. Session id: admin. The id is 12.",
     "Ask at 11:30. Meetings (today or 2026) are fine.",
+    "User: hello\nAssistant: hi\nUser: what is a name: a word\nWrite to help@example.com if in doubt.",
+    "Name: the name of the file. Domain name: example.com. Set `time zone: UTC` in the file.",
     "Port: 8080\nMax tokens: 4096\nTemperature: 0.7\nUser age: 42",
     "See https://host/a?id=1234567890abcdef and https://host/time=1796040000 for more.",
 ]

@@ -119,6 +119,7 @@ PLANTED: dict[str, tuple[str, Change]] = {
     "seconds of an epoch": ("move-time", head(lambda _, n: f"<timestamp>{1796038743 + n}</timestamp>")),
     "a request's id": ("move-id", head(lambda rng, _: f"x-request-id: {digits(rng)}")),
     "a UUID": ("move-id", head(lambda rng, _: f"Session ID: {digits(rng)[:8]}-12ab-4cde-9f00-{digits(rng)[:12]}")),
+    "a user's address": ("move-user", head(lambda rng, _: f"user: customer{rng.randrange(900)}@example.com")),
     "a counter": ("move-counter", head(lambda _, n: f"Request #{n}")),
     "tokens that are left": ("move-counter", head(lambda _, n: f"Tokens left: {200_000 - 731 * n:,}")),
     "a billing line": (
