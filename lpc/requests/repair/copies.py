@@ -7,10 +7,12 @@ values can be found, and no other member is written again: numbers, escapes and 
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final
+from json.scanner import make_scanner
+from typing import Any, Final, cast
 
 Path = tuple[str | int, ...]
-_DECODER: Final = json.JSONDecoder()
+_SCAN: Final = cast(Any, make_scanner)(json.JSONDecoder())
+"""Returns the value at a place of a text and its end, as `json.JSONDecoder.raw_decode` does."""
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 
@@ -89,8 +91,8 @@ def _edit(text: str, start: int, old: Any, new: Any, edits: list[tuple[int, int,
         return
     pairs = _pairs(old, new)
     if pairs is None:
-        raw, end = _raw(text, start, old, new)
-        edits.append((start, end, raw))
+        end = _end(text, start)
+        edits.append((start, end, _raw(text, start, end, old, new)))
         return
     changed = {key for key, (before, after) in pairs.items() if before is not after}
     for key, place, _ in _members(text, start, old, changed):
@@ -115,43 +117,42 @@ def _stands_for(new: Any, old: Any) -> bool:
     return isinstance(new, Edited) and new.origin is old
 
 
-def _raw(text: str, start: int, old: Any, new: Any, *, outermost: bool = True) -> tuple[str, int]:
-    """Return the text of a changed value, and the end of the text of the value before."""
+def _raw(text: str, start: int, end: int, old: Any, new: Any, *, outermost: bool = True) -> str:
+    """Return the text of a changed value. ``start``, ``end``: of the text of the value before."""
     if new is old:
-        end = _end(text, start)
-        return text[start:end], end
+        return text[start:end]
     if isinstance(old, Mapping) and _stands_for(new, old) and old.keys() == new.keys():
-        end = _end(text, start)
-        if outermost and (style := _style(text[start:end], old)) is not None:
-            return json.dumps(new, **style), end
+        if outermost and (encoder := _encoder(text[start:end], old)) is not None:
+            return encoder.encode(new)
         pieces = {
-            key: f"{dumped(key, text)}: {_raw(text, place, old[key], new[key], outermost=False)[0]}"
-            for key, place, _ in _members(text, start, old, ())
+            key: f"{dumped(key, text)}: {_raw(text, at, to, old[key], new[key], outermost=False)}"
+            for key, at, to in _members(text, start, old, ())
         }
-        return "{" + ", ".join(pieces[key] for key in new) + "}", end
+        return "{" + ", ".join(pieces[key] for key in new) + "}"
     if isinstance(old, list) and isinstance(new, list):
-        places = {id(old[key]): (place, old[key]) for key, place, _ in _members(text, start, old, ())}
+        places = {id(old[key]): (at, to, old[key]) for key, at, to in _members(text, start, old, ())}
         found = []
         for one in new:
-            place, before = places.get(id(one.origin if isinstance(one, Edited) else one), (None, None))
-            found.append(dumped(one, text) if place is None else _raw(text, place, before, one)[0])
-        return "[" + ", ".join(found) + "]", _end(text, start)
-    return dumped(new, text), _end(text, start)
+            place = places.get(id(one.origin if isinstance(one, Edited) else one))
+            found.append(dumped(one, text) if place is None else _raw(text, *place, one))
+        return "[" + ", ".join(found) + "]"
+    return dumped(new, text)
 
 
-_STYLES: Final[tuple[dict[str, Any], ...]] = tuple(
-    {"ensure_ascii": escapes, "separators": separators}
+_ENCODERS: Final = tuple(
+    json.JSONEncoder(ensure_ascii=escapes, separators=separators)
     for escapes in (False, True)
-    for separators in ((", ", ": "), (",", ":"))
+    for separators in ((",", ":"), (", ", ": "))
 )
 
 
-def _style(raw: str, value: Any) -> dict[str, Any] | None:
-    """Return the options with which `json.dumps` writes a value exactly as its text has it; None: it was written otherwise.
+def _encoder(raw: str, value: Any) -> json.JSONEncoder | None:
+    """Return what writes a value exactly as its text has it; None: it was written otherwise.
 
-    With them all numbers and escapes of the value's parts are written as they were.
+    It writes all numbers and escapes of the value's parts as they were.
     """
-    return next((style for style in _STYLES if json.dumps(value, **style) == raw), None)
+    encoders = _ENCODERS[:2] if raw.isascii() and "\\u" not in raw else _ENCODERS
+    return next((encoder for encoder in encoders if encoder.encode(value) == raw), None)
 
 
 def _members(text: str, start: int, old: Any, wanted: Collection[Any]) -> Iterator[tuple[Any, int, int]]:
@@ -164,7 +165,7 @@ def _members(text: str, start: int, old: Any, wanted: Collection[Any]) -> Iterat
     while text[place] not in "}]":
         key: Any = number
         if is_object:
-            key, place = _DECODER.raw_decode(text, place)
+            key, place = _SCAN(text, place)
             place = _skip(text, _skip(text, place) + 1)
         end = -1 if key in wanted else _end(text, place)
         yield key, place, end
@@ -180,7 +181,8 @@ def _skip(text: str, place: int) -> int:
 
 
 def _end(text: str, start: int) -> int:
-    return _DECODER.raw_decode(text, start)[1]
+    end: int = _SCAN(text, start)[1]
+    return end
 
 
 def dumped(value: Any, text: str) -> str:

@@ -9,6 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from lpc.requests.repair import RULES as EVERY_RULE
+from response_cache.gateway.clients import Tenants
+from response_cache.gateway.metrics import Metrics
+from response_cache.gateway.repairing import Repairing
+from response_cache.gateway.request import Reader
 from response_cache.gateway.settings import GatewaySettings
 from tests.engine_double import EngineDouble, serve_double
 from tests.integration.response_cache.gateway.conftest import CHAT, a_gateway
@@ -178,3 +182,19 @@ def test_an_unknown_rule_is_refused_at_the_start() -> None:
             GatewaySettings(**wrong)
     assert GatewaySettings(gateway_repair=" move-time, tool-order ").gateway_repair == ("move-time", "tool-order")
     assert not GatewaySettings(gateway_repair_scopes={"code": ()}).repairs
+
+
+async def test_caches_key_on_what_the_engine_reads() -> None:
+    def body(request: str) -> bytes:
+        system = {"role": "system", "content": f"You help.\nRequest ID: {request}"}
+        return json.dumps({"model": "m", "messages": [system, {"role": "user", "content": "hi"}], "temperature": 0}).encode()
+
+    async def questions(*rules: str) -> list[Any]:
+        settings = GatewaySettings(gateway_repair=rules)
+        reader = Reader(Tenants(b"k" * 32), 1000, repairing=Repairing(settings, Metrics(), lambda: "any"))
+        bodies = [body("8f3e91aa77"), body("77aa19e3f8")]
+        return [(await reader.read(CHAT, [], one, "", "tenant", "default", "default")).question for one in bodies]
+
+    named, moved, plain = await questions("stable-id"), await questions("move-id"), await questions()
+    assert named[0] == named[1]
+    assert moved[0] != moved[1] and plain[0] != plain[1] and moved[0] != plain[0]
