@@ -99,11 +99,7 @@ def repairs_of(requests: Sequence[LoggedRequest], prompts: Prompts) -> Repairs:
     """
     log = _Log(requests, prompts)
     before = log.replay(())
-    found: list[tuple[Rule, list[Change], set[int]]] = []
-    for rule in RULES:
-        changes, numbers = log.changed_by(rule)
-        if numbers:
-            found.append((rule, changes, numbers))
+    found = [(rule, changes, numbers) for rule, (changes, numbers) in log.changed.items() if numbers]
     alone = {rule.name: log.replay((rule.name,)) for rule, _, _ in found}
     wanted = [rule.name for rule, _, _ in found if rule.safety != "C"]
     after = log.replay(wanted)
@@ -130,26 +126,22 @@ class _Log:
         self._requests, self._prompts = requests, prompts
         self._read = [prompts.prompt(request) for request in requests]
         self._tokens_of_block = block_tokens_of(self._read)
-        self._matching: dict[str, set[int]] = {}
+        self.changed: dict[Rule, tuple[list[Change], set[int]]] = {rule: ([], set()) for rule in RULES}
+        """By rule: what it changes, and the numbers of the requests."""
+        for number, request in enumerate(requests):
+            body = body_of(request)
+            for rule, (changes, numbers) in self.changed.items():
+                if found := repaired(body, (rule,), prompts.kind).changes:
+                    numbers.add(number)
+                    changes += found
         self._replayed: dict[tuple[str, ...], Hits] = {}
-
-    def changed_by(self, rule: Rule) -> tuple[list[Change], set[int]]:
-        """Return what a rule changes, and the numbers of the requests."""
-        changes, numbers = list[Change](), set[int]()
-        for number, request in enumerate(self._requests):
-            found = repaired(body_of(request), (rule,), self._prompts.kind)
-            if found.changes:
-                numbers.add(number)
-                changes += found.changes
-        self._matching[rule.name] = numbers
-        return changes, numbers
 
     def replay(self, names: Iterable[str]) -> Hits:
         """Return the hits of an infinite cache if all requests are repaired by these rules."""
         rules = tuple(rule for rule in RULES if rule.name in set(names))
         key = tuple(rule.name for rule in rules)
         if key not in self._replayed:
-            concerned = set[int]().union(*(self._matching[name] for name in key))
+            concerned = set[int]().union(*(self.changed[rule][1] for rule in rules))
             self._replayed[key] = self._hits(
                 self._prompts.prompt(repaired_request(request, rules, self._prompts.kind)) if number in concerned else prompt
                 for number, (request, prompt) in enumerate(zip(self._requests, self._read, strict=True))
