@@ -246,6 +246,14 @@ def bench_gateway(
     report(lambda: gateway.run(models, model, quick=quick), output)
 
 
+@app.command("repair")
+def bench_repair(quick: Quick = False, output: Output = None) -> None:
+    """Time that repair rules add to a request in the gateway."""
+    from benchmarks import repair
+
+    report(lambda: repair.run(quick=quick), output)
+
+
 @app.command("as-read")
 def bench_as_read(quick: Quick = False, output: Output = None) -> None:
     """Time that the gateway spends on what engines read of a request, next to reading its JSON."""

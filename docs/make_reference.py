@@ -54,7 +54,7 @@ COMMANDS = """# Commands
 | 0 | Done. A server that Ctrl-C or SIGTERM ended has drained. |
 | 1 | It could not be done. An input is missing, empty or unreadable, a service does not answer, or a check failed. |
 | 2 | An option, an argument or a setting is invalid, alone or for this input. |
-| 3 | `lpc why --fail-on` found causes. |
+| 3 | `lpc why --fail-on` found causes, or with `--repair` rules that win as much. |
 | 130, 143 | Ctrl-C or SIGTERM ended the command. |
 
 `--json` prints the result as JSON on standard output. A file is written only into a folder that exists.

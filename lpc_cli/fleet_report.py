@@ -16,6 +16,9 @@ FOUND: Final = ("cached", "computed", "unreported")
 CHOICES: Final = ("same", "other")
 ROUTERS: Final = ("cost", "hash")
 PARTS: Final = ("waiting", "missing")
+GROUPS: Final = ("repaired", "left", "dry_run")
+"""What became of requests that a repair rule matches."""
+ANY_RULE: Final = "any"
 HOW: Final = {"cost": "by waiting prefill + 11 x missing prefill (cost:11)", "hash": "by a hash of the conversation (hash)"}
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_gateway_engine_requests_total": ("engine", "status"),
@@ -27,6 +30,8 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_gateway_router": ("router",),
     "lpc_gateway_compared_requests_total": ("choice",),
     "lpc_gateway_compared_seconds_total": ("router", "part"),
+    "lpc_gateway_repair_requests_total": ("rule", "group"),
+    "lpc_gateway_repair_prompt_tokens_total": ("group", "found"),
     "lpc_gateway_held_seconds_sum": (),
     "lpc_gateway_held_seconds_count": (),
     "lpc_gateway_held_seconds_bucket": ("le",),
@@ -65,6 +70,7 @@ def fleet_of(sums: Sums) -> dict[str, Any] | None:
         "routed_tokens": {where: round(number) for where, number in believed.items()},
         "copied_share": _share(believed["elsewhere"], sum(believed.values())),
         "held": _held(sums),
+        "repair": _repair(sums),
         "compared": None
         if compared < 1
         else {
@@ -131,6 +137,27 @@ def _held(sums: Sums) -> dict[str, Any] | None:
     }
 
 
+def _repair(sums: Sums) -> dict[str, Any] | None:
+    """Return what repair rules have changed and the hits of each group; None: no rule has matched a request."""
+    requests = {(key[1], key[2]): round(value) for key, value in sums.items() if key[0] == "lpc_gateway_repair_requests_total"}
+    if not any(requests.values()):
+        return None
+    groups = {}
+    for group in GROUPS:
+        cached, computed = (sums.get(("lpc_gateway_repair_prompt_tokens_total", group, one), 0.0) for one in FOUND[:2])
+        if number := requests.get((ANY_RULE, group), 0):
+            groups[group] = {
+                "requests": number,
+                "tokens": round(cached + computed),
+                "hit_rate": _share(cached, cached + computed),
+            }
+    by_rule: dict[str, int] = {}
+    for (rule, _), number in requests.items():
+        if rule != ANY_RULE and number:
+            by_rule[rule] = by_rule.get(rule, 0) + number
+    return {"requests_by_rule": by_rule, "groups": groups}
+
+
 def show_fleet(screen: Any, fleet: Mapping[str, Any]) -> None:
     """Print the fleet's table and its lines."""
     from rich.table import Table
@@ -189,8 +216,23 @@ def lines_of(fleet: Mapping[str, Any]) -> list[str]:
             f"Copies: {fleet['copied_share']:.1%} of the prompt tokens were sent to an engine that is believed not to have "
             "them while another one is believed to. The other one may have evicted them since."
         )
-    lines += _of_queue(fleet["held"]) + _of_routers(fleet)
+    lines += _of_repair(fleet["repair"]) + _of_queue(fleet["held"]) + _of_routers(fleet)
     return lines
+
+
+def _of_repair(repair: Mapping[str, Any] | None) -> list[str]:
+    if repair is None:
+        return []
+    words = {"repaired": "repaired", "left": "left as they are", "dry_run": "that a rule would change (dry run)"}
+    groups = [
+        f"{row['requests']:,} requests {words[group]}"
+        + ("" if row["hit_rate"] is None else f" hit {row['hit_rate']:.1%} of {row['tokens']:,} prompt tokens")
+        for group, row in repair["groups"].items()
+    ]
+    rules = ", ".join(
+        f"{rule} {number:,}" for rule, number in sorted(repair["requests_by_rule"].items(), key=lambda one: -one[1])
+    )
+    return [f"Repair: {'; '.join(groups)}. Requests by rule: {rules}."]
 
 
 def _of_queue(held: Mapping[str, Any] | None) -> list[str]:

@@ -6,7 +6,7 @@ Exit codes:
 - 1: failure. This includes an input that is missing, empty or unreadable, a place that cannot be written, a service that does
   not answer, and a check of `lpc doctor` that fails.
 - 2: an option, an argument or a setting is invalid, alone or for this input. A settings file counts as settings.
-- 3: `lpc why --fail-on` found causes.
+- 3: `lpc why --fail-on` found causes, or with `--repair` rules that win as much.
 - 130, 143: Ctrl-C or SIGTERM ended the command.
 """
 

@@ -22,6 +22,7 @@ from eviction_client.policy.rules import RULES
 from eviction_client.schedule.warm_first import REPEATED
 from eviction_client.tenants import OTHERS
 from lpc.errors import LpcError, UsageError
+from lpc.requests.repair import RULES as REPAIRS
 from lpc.wire.addresses import text_without_secrets, without_secrets
 from lpc.wire.terminal import console
 from lpc_cli import fleet_report
@@ -137,7 +138,8 @@ VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "before": _is_count,
     "tenant": bool,
     "what": WAITED.__contains__,
-    "rule": RULES.__contains__,
+    "rule": {*RULES, *(rule.name for rule in REPAIRS), fleet_report.ANY_RULE}.__contains__,
+    "group": fleet_report.GROUPS.__contains__,
     "fate": _is_fate,
     "cache": {"all", "asked", CHOSEN, *RULES}.__contains__,
     "size": {ASKED, *TIMES}.__contains__,

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from lpc.errors import UsageError
 from lpc.progress import progress
 from lpc_cli.options import JsonOutput, LogFormat, Output, Rate
 from lpc_cli.outcome import FINDINGS, note, report
+from lpc_cli.why_repair import PLACES, repair_figures, show_repair
 
 if TYPE_CHECKING:
     from lpc.requests.rules import Kind as EngineKind
     from lpc_apps.logs.log import Log
     from lpc_apps.why.analysis import Analysis, Finding
     from lpc_apps.why.differences import Key
+    from lpc_apps.why.repairs import Repairs
 
 
 CAUSES: Final = {
@@ -59,15 +62,6 @@ SEARCH: Final = "looking for causes"
 ENGINES: Final = {"vllm": "vLLM", "sglang": "SGLang"}
 SNIFFED: Final = 100
 """Requests among which one may show the log's server."""
-PLACES: Final = {
-    "tools": "tools",
-    "system": "system prompt",
-    "history": "history",
-    "user": "user's message",
-    "assistant": "assistant's message",
-    "tool": "tool's result",
-}
-"""Names of places. Other roles are the log's own words, and not printed."""
 MOST_TEXT: Final = 1 << 30
 """Characters of different text that are held; requests behind them are left out."""
 
@@ -84,13 +78,20 @@ def why(
     fail_on: Annotated[
         float | None,
         typer.Option(
-            help=f"Exit with {FINDINGS} if the causes lose at least this percentage of the prompt tokens.", min=0, max=100
+            help=f"Exit with {FINDINGS} if the causes lose at least this percentage of the prompt tokens; with --repair if the "
+            "rules win it.",
+            min=0,
+            max=100,
         ),
     ] = None,
     engine: Annotated[
         Literal["vllm", "sglang"] | None,
         typer.Option(help="Read prompts as this engine does. Default: the log's server, else both.", case_sensitive=False),
     ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Replay the log with its bodies repaired, and name the rules that pay.")
+    ] = False,
+    prefill_rate: Annotated[float, typer.Option(help="With --repair: prompt tokens computed per second.", min=0.001)] = 20_000,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -99,8 +100,24 @@ def why(
     A log with text shows the cause: a time stamp in the system prompt, an edited history, and others. A log of block hashes
     with conversations shows the place. No text is printed without --show-text.
     """
-    figures = report(lambda: explained(log, log_format, rate=rate, show_text=show_text, engine=engine), output, as_json=as_json)
-    if fail_on is not None and figures["causes"] and figures["lost_share"] * 100 >= fail_on:
+    figures = report(
+        lambda: explained(
+            log,
+            log_format,
+            rate=rate,
+            show_text=show_text,
+            engine=engine,
+            prefill_rate=prefill_rate if repair else None,
+        ),
+        output,
+        as_json=as_json,
+    )
+    if repair:
+        won = figures["repair"]["hit_rate_repaired"] - figures["repair"]["hit_rate"]
+        if fail_on is not None and figures["repair"]["settings"] and won * 100 >= fail_on:
+            note(f"repair wins {won:.1%} of the prompt tokens, and --fail-on is {fail_on:g}")
+            raise typer.Exit(FINDINGS)
+    elif fail_on is not None and figures["causes"] and figures["lost_share"] * 100 >= fail_on:
         note(f"the causes lose {figures['lost_share']:.1%} of the prompt tokens, and --fail-on is {fail_on:g}")
         raise typer.Exit(FINDINGS)
 
@@ -112,18 +129,35 @@ def explained(
     show_text: bool,
     engine: "EngineKind | None" = None,
     rate: float | None = None,
+    prefill_rate: float | None = None,
 ) -> dict[str, Any]:
-    """Analyse a log; print the tables; return the figures. ``engine``, ``rate``: see `why`. Raises UsageError, TraceError."""
+    """Analyse a log; print the tables; return the figures.
+
+    Args:
+        engine: see `why`, as ``rate``.
+        prefill_rate: tokens per second, to replay the log with its bodies repaired; None: it is not.
+
+    Raises UsageError, TraceError.
+    """
     from lpc_apps.logs.log import open_log
     from lpc_cli.simulation_tables import naming_left_out, print_reading
 
     with open_log(source, log_format, rate=rate) as log:
-        found, reading = _of_text(log, engine) if log.has_text else _of_hashes(log.with_times())
+        if prefill_rate is not None and not log.has_text:
+            raise UsageError(f"--repair needs the text of prompts, which a log of the format {log.format} does not have")
+        found, reading = (
+            _of_text(log, engine, repair=prefill_rate is not None) if log.has_text else _of_hashes(log.with_times())
+        )
         reading = {**reading, "format": log.format, "recognised": log.recognised}
     print_reading(reading)
     figures = _figures(found, show_text=show_text)
+    figures["verdicts"] = _verdicts(found.first)
+    if found.repairs is not None and prefill_rate is not None:
+        figures["repair"] = repair_figures(found.repairs, prefill_rate, show_text=show_text)
     with naming_left_out(reading):
         _show(found, figures, show_text=show_text)
+        if found.repairs is not None:
+            show_repair(figures["repair"])
     if log.format == NAMELESS:
         note(NO_CAUSES)
     return {**figures, "log": reading}
@@ -149,10 +183,12 @@ class Found:
     Attributes:
         by_engine: analyses by engine; one under an empty name if engines read the log alike. The one with most losses first.
         warnings: numbers of prompts.
+        repairs: what repair does; None: it was not asked for.
     """
 
     by_engine: "dict[str, Analysis]"
     warnings: Counter[str] = field(default_factory=Counter)
+    repairs: "Repairs | None" = None
 
     @property
     def first(self) -> "Analysis":
@@ -190,7 +226,7 @@ def _server_of(log: "Log") -> "EngineKind | None":
     return next((request.server for _, request in first if request.server), None)
 
 
-def _of_text(log: "Log", engine: "EngineKind | None") -> "tuple[Found, dict[str, Any]]":
+def _of_text(log: "Log", engine: "EngineKind | None", *, repair: bool = False) -> "tuple[Found, dict[str, Any]]":
     from lpc_apps.logs.records import Skipped
     from lpc_apps.logs.traces.request import in_order
     from lpc_apps.why.analysis import analyse
@@ -206,8 +242,9 @@ def _of_text(log: "Log", engine: "EngineKind | None") -> "tuple[Found, dict[str,
         if sum(reader.chars for reader in readers) > MOST_TEXT:
             skipped.note(f"behind the first {MOST_TEXT >> 30} GiB of different text", place)
         else:
-            read.append((place, [reader.prompt(request) for reader in readers]))
-    ordered = in_order(read, lambda prompts: (prompts[0].time,), skipped)
+            read.append((place, ([reader.prompt(request) for reader in readers], request if repair else None)))
+    in_time = in_order(read, lambda each: (each[0][0].time,), skipped)
+    ordered = [prompts for prompts, _ in in_time]
     reading = {"file": log.path.name, "requests": len(ordered), "skipped": skipped.reading(), "estimated": {}}
     if len(readers) > 1 and all(one.is_read_as(other) for one, other in ordered):
         readers = readers[:1]
@@ -218,7 +255,15 @@ def _of_text(log: "Log", engine: "EngineKind | None") -> "tuple[Found, dict[str,
             by_engine[name] = analyse([prompts[number] for prompts in ordered], reader)
             done.update()
     worst_first = sorted(by_engine.items(), key=lambda item: item[1].hit_rate)
-    return Found(dict(worst_first), warnings_of([prompts[0] for prompts in ordered])), reading
+    found = Found(dict(worst_first), warnings_of([prompts[0] for prompts in ordered]))
+    if repair:
+        from lpc_apps.why.repairs import repairs_of
+
+        kind = worst_first[0][0]
+        reader = next((reader for reader in readers if reader.kind == kind), readers[0])
+        with progress("replaying repairs", 1, "logs"):
+            found.repairs = repairs_of([request for _, request in in_time if request is not None], reader)
+    return found, reading
 
 
 def _figures(found: Found, *, show_text: bool) -> dict[str, Any]:
@@ -244,7 +289,7 @@ def _figures(found: Found, *, show_text: bool) -> dict[str, Any]:
                 "cause": finding.key.cause,
                 "name": CAUSES[finding.key.cause][0],
                 "engines": engines,
-                "place": _place(finding),
+                "place": _place(finding.key),
                 "pattern": finding.key.pattern or None,
                 "tokens_before": finding.depth,
                 "requests": finding.requests,
@@ -266,14 +311,28 @@ def _figures(found: Found, *, show_text: bool) -> dict[str, Any]:
     }
 
 
+def _verdicts(analysis: "Analysis") -> list[dict[str, Any]]:
+    """Return what each prompt hit, could have hit, and why it did not, in order of time."""
+    return [
+        {
+            "prompt_tokens": each.tokens,
+            "hit_tokens": each.hit,
+            "expected_tokens": each.expected,
+            "cause": each.key.cause if each.key else None,
+            "place": _place(each.key) if each.key else None,
+        }
+        for each in analysis.verdicts
+    ]
+
+
 def _engines(engines: Sequence[str]) -> str:
     return ", ".join(ENGINES[engine] for engine in ENGINES if engine in engines)
 
 
-def _place(finding: "Finding") -> str:
-    if finding.key.cause == "start":
+def _place(key: "Key") -> str:
+    if key.cause == "start":
         return "start of the prompt"
-    return PLACES.get(finding.key.where, "message")
+    return PLACES.get(key.where, "message")
 
 
 def _show(found: Found, figures: dict[str, Any], *, show_text: bool) -> None:

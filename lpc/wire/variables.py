@@ -37,7 +37,8 @@ GATEWAY: Final = """
     gateway_engine_tokens, gateway_engines, gateway_queue, gateway_queue_timeout_s,
     gateway_hints, gateway_identity_headers, gateway_lookup_timeout_s, gateway_max_connections,
     gateway_max_connections_per_address, gateway_max_held_bytes, gateway_max_requests, gateway_paths, gateway_redis_ca,
-    gateway_redis_password_file, gateway_redis_url, gateway_router,
+    gateway_prefix_header, gateway_redis_password_file, gateway_redis_url, gateway_repair, gateway_repair_dry_run,
+    gateway_repair_left_share, gateway_repair_scopes, gateway_router,
     gateway_salt_key_file, gateway_scopes
 """
 """Fields of `response_cache.gateway.settings.GatewaySettings`, without those in SERVER."""

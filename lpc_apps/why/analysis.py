@@ -77,6 +77,21 @@ class Finding:
     examples: list[Example] = field(default_factory=list)
 
 
+class Verdict(NamedTuple):
+    """What a prompt hit.
+
+    Attributes:
+        tokens, hit: prompt tokens, and those that an infinite cache hits.
+        expected: those that it would hit without the causes.
+        key: the first cause by which tokens were lost; None: none were.
+    """
+
+    tokens: int
+    hit: int
+    expected: int
+    key: Key | None
+
+
 @dataclass
 class Analysis:
     """What was found in a log.
@@ -88,6 +103,7 @@ class Analysis:
         findings: the largest loss first.
         unshared: prompts that begin like no earlier one, not even without the differences.
         edges: tokens of shared heads behind their last full block.
+        verdicts: one for each prompt, in order of time; empty for a log of hashes.
     """
 
     requests: int
@@ -98,6 +114,7 @@ class Analysis:
     findings: list[Finding]
     unshared: int
     edges: int
+    verdicts: list[Verdict] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +179,21 @@ def analyse(prompts: Sequence[Prompt], units: Prompts) -> Analysis:
         findings=findings,
         edges=in_tokens(edges),
         unshared=sum(not hit for hit in best),
+        verdicts=[
+            Verdict(
+                in_tokens(each.prompt.length), in_tokens(hit), in_tokens(could), _first_cause(linked, each, hit, could, fixed)
+            )
+            for each, hit, could in zip(linked, hits, best, strict=True)
+        ],
     )
+
+
+def _first_cause(linked: Sequence[_Linked], each: _Linked, hit: int, could: int, fixed: Collection[Key]) -> Key | None:
+    """Return the first of the causes by which a prompt lost tokens."""
+    if could <= hit:
+        return None
+    behind = _behind(each, None if each.before is None else linked[each.before], hit)
+    return next((change.key for at, _, change in behind if at < could and change.key in fixed), None)
 
 
 def _needed(

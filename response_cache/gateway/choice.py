@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 TAIL: Final = 4096
 """Bytes at the end of an answer in which its usage is searched."""
 MOST_TOKENS: Final = 10**8
+MOST_EQUAL: Final = 64
+"""Tokens by which another engine may hold more of a prompt and count as holding as much."""
 _USAGE: Final = re.compile(
     rb'(?<!\\)"(prompt_tokens|input_tokens|cached_tokens|cache_read_input_tokens|cache_creation_input_tokens)"\s*:\s*(\d{1,9})\b'
 )
@@ -57,8 +59,24 @@ class Route(NamedTuple):
         return self._replace(key=key, prompt=None if self.prompt is None else self.prompt._replace(name=key), stays=True)
 
 
+class Belief(NamedTuple):
+    """What was believed of a request's prompt as an engine was sent it.
+
+    Attributes:
+        tokens: of the prompt, estimated; ``expected`` of them in the engine's cache.
+        elsewhere: whether another engine is believed to hold more of it.
+    """
+
+    tokens: int
+    expected: int
+    elsewhere: bool
+
+
 class Visit(Protocol):
     """A request at an engine."""
+
+    def belief(self) -> Belief | None:
+        """Return what was believed of the prompt; None: nothing is known of it."""
 
     async def turn(self) -> None:
         """Wait until the engine is to get it. Raises EngineDown, and GatewayError (503) if it was held for too long."""
@@ -86,6 +104,9 @@ class Choice(Protocol):
 
 
 class _Unseen:
+    def belief(self) -> Belief | None:
+        return None
+
     async def turn(self) -> None:
         pass
 
@@ -131,11 +152,16 @@ class _Seen:
         peers: "Peers | None",
         *,
         held: bool,
+        elsewhere: bool,
     ) -> None:
+        self._elsewhere = elsewhere
         self._router, self._sending, self._queue, self._clock, self._held = router, sending, queue, clock, held
         self._route, self._reported, self._peers = route, reported, peers
         self._tail = b""
         self._answered = self._refused = False
+
+    def belief(self) -> Belief | None:
+        return Belief(self._sending.tokens, self._sending.expected, self._elsewhere)
 
     async def turn(self) -> None:
         if self._held and self._queue is not None:
@@ -268,9 +294,11 @@ class ByCost:
                 queue.passes(sending)
             if self._peers is not None:
                 self._peers.sent(sending, held=held, left=left)
+            elsewhere = router.missing_everywhere(match) + MOST_EQUAL < router.missing(match, number)
             visit = _Seen(
                 *(router, sending, route, self._queue, self._clock, partial(self._reported, engine.name), self._peers),
                 held=held,
+                elsewhere=elsewhere,
             )
             try:
                 yield visit

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from lpc.requests.rules import ANY
+from lpc.requests.rules import ANY, Kind
 from response_cache.gateway.kinds import EngineKind, kind_of
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.settings import GatewaySettings
@@ -191,6 +191,13 @@ class Engines:
         kinds = [engine.kind for engine in self.all]
         known = [kind.rules for kind in kinds if kind is not None]
         return frozenset.intersection(*known) if len(known) == len(kinds) else ANY.intersection(*known)
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of all engines; `any`: they differ, or one has not said it."""
+        kinds = {None if engine.kind is None else engine.kind.kind for engine in self.all}
+        only = kinds.pop() if len(kinds) == 1 else None
+        return only or "any"
 
     async def identify(self, http: httpx.AsyncClient) -> None:
         """Ask the engines that are up what they are, each once in `ASKED_S`, and after it was down."""

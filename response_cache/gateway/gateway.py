@@ -22,17 +22,19 @@ from lpc.wire.headers import Headers, end_to_end
 from lpc.wire.raw_path import BadTarget, check_framing
 from response_cache.gateway.answered import Answered, RoutedConversation
 from response_cache.gateway.cached import Cached, Found
-from response_cache.gateway.choice import Route
+from response_cache.gateway.choice import TAIL, Route
 from response_cache.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
 from response_cache.gateway.errors import CLOSE, GatewayError
 from response_cache.gateway.exchange import JSON, ClientGone, Exchange, Load
 from response_cache.gateway.headers import Directives, directives_of, for_engine, without_credentials
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.recording import Recording, ahead, replay
+from response_cache.gateway.repairing import Group
 from response_cache.gateway.request import SESSION_HEADER, Reader, Reading, digest
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.gateway.targets import CHAT, COMPLETIONS, FREQUENT, OWN, RESPONSES, Paths, is_form, path_of
-from response_cache.gateway.upstream import Upstream
+from response_cache.gateway.upstream import BELIEF, Upstream
+from response_cache.gateway.verdict import joined, read, verdict_of
 
 BODILESS: Final = ("GET", "HEAD", "OPTIONS")
 BUFFERED_BYTES: Final = 2**20
@@ -176,13 +178,13 @@ class Gateway:
         cached = client.cached and len(body) <= LOOKUP_BYTES and self._cached.concerns(directives)
         async with exchange.watched():
             reading = await self._reader.read(
-                path, exchange.headers, body, exchange.query.decode("ascii"), client.tenant, scope if cached else None
+                path, exchange.headers, body, exchange.query.decode("ascii"), client.tenant, scope if cached else None, scope
             )
             reading = replace(reading, route=reading.route._replace(share=client.share))
             if path == RESPONSES:
                 await self._respond(exchange, client, reading)
             elif path not in (CHAT, COMPLETIONS):
-                await self._forward(exchange, client, reading.body, reading.route, reading.session)
+                await self._forward(exchange, client, reading.body, reading.route, reading.session, group=reading.repaired)
             else:
                 await self._complete(exchange, client, scope, directives, reading)
 
@@ -202,7 +204,7 @@ class Gateway:
             self._metrics.answers.labels(client.name, scope, found.label).inc()
         if not self._cached.wants(found, store=directives.store):
             label = found.label if found.asked else "none"
-            await self._forward(exchange, client, reading.body, reading.route, reading.session, label)
+            await self._forward(exchange, client, reading.body, reading.route, reading.session, label, group=reading.repaired)
         else:
             await self._answer_by_engine(exchange, client, reading, found, directives)
 
@@ -256,7 +258,7 @@ class Gateway:
                     chunks = await stack.enter_async_context(contextlib.aclosing(reading_ahead))
                 else:
                     settle(ended=True)
-                await self._relay(exchange, answer, chunks, found.label if found.asked else "none")
+                await self._relay(exchange, answer, chunks, found.label if found.asked else "none", group=reading.repaired)
         finally:
             # Also if the client or the engine has disconnected. Clients disconnect as soon as they have read [DONE], which is
             # before the end of the stream; the recording is complete by then.
@@ -268,7 +270,7 @@ class Gateway:
         conversation = known or RoutedConversation(reading.route.key, reading.session)
         noted = partial(self._answered.add, client.tenant, conversation)
         route = reading.route if known is None else reading.route.continuing(conversation.affinity)
-        await self._forward(exchange, client, reading.body, route, conversation.session, noted=noted)
+        await self._forward(exchange, client, reading.body, route, conversation.session, noted=noted, group=reading.repaired)
 
     async def _forward(
         self,
@@ -279,11 +281,15 @@ class Gateway:
         session: str | None = None,
         label: str = "none",
         noted: Callable[[bytes], None] | None = None,
+        group: Group | None = None,
     ) -> None:
-        """Forward a request whose answer is not recorded. ``session`` is that of `Reading`; ``noted``: see :meth:`_relay`."""
+        """Forward a request whose answer is not recorded.
+
+        ``session`` and ``group`` are those of `Reading`; ``noted``: see :meth:`_relay`.
+        """
         headers = self._for_engine(exchange, client, session)
         async with self._upstream.answer(exchange.method, exchange.target, headers, content or None, route) as answer:
-            await self._relay(exchange, answer, answer.aiter_raw(), label, noted)
+            await self._relay(exchange, answer, answer.aiter_raw(), label, noted, group)
 
     async def _relay(
         self,
@@ -292,21 +298,38 @@ class Gateway:
         chunks: AsyncIterator[bytes],
         label: str,
         noted: Callable[[bytes], None] | None = None,
+        group: Group | None = None,
     ) -> None:
         """Send an engine's answer to the client as it arrives.
 
         Args:
             label: the result of a look-up; ``none``: not looked up.
             noted: called with the beginning of the answer.
+            group: what became of a request that a repair rule matches.
         """
+        repairing = self._reader.repairing
+        measured = None if repairing is None or answer.status_code != HTTPStatus.OK else repairing.measured(group)
         extra = [] if label == "none" else [(b"x-lpc-cache", label.encode())]
+        belief = answer.extensions.get(BELIEF) if self._settings.gateway_prefix_header else None
+        if belief is not None:
+            pieces, whole = list[bytes](), False
+            if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                pieces, whole = await read(chunks, self._max_answer_bytes)
+                chunks = joined(pieces, chunks)
+            extra.append(verdict_of(belief, b"".join(pieces)[-TAIL:] if whole else None).field())
         await exchange.start(answer.status_code, [*end_to_end(answer.headers.raw), *extra])
         self._metrics.first_byte_seconds.labels(label).observe(time.perf_counter() - exchange.began)
-        async for data in chunks:
-            if noted is not None:
-                noted(data)
-                noted = None
-            await exchange.write(data)
+        try:
+            async for data in chunks:
+                if noted is not None:
+                    noted(data)
+                    noted = None
+                if measured is not None:
+                    measured.part(data)
+                await exchange.write(data)
+        finally:
+            if measured is not None:  # also if the client has gone, as many do after the last event
+                measured.end()
         await exchange.end()
 
     def _for_engine(self, exchange: Exchange, client: Client, session: str | None) -> Headers:

@@ -117,6 +117,23 @@ class Metrics:
             "repeated later; `invalid`, not from a gateway of these engines.",
             what=(),
         )
+        self.repair_requests = counter(
+            "lpc_gateway_repair_requests",
+            "Requests that a repair rule matches, and `any` rule: `repaired`; `left` as they are to compare; as they are in a "
+            "`dry_run`.",
+            rule=(),
+            group=(),
+        )
+        self.repair_tokens = counter(
+            "lpc_gateway_repair_prompt_tokens",
+            "Prompt tokens of these requests as answers report them: `cached`, `computed`; `unreported`: without a number of "
+            "cached tokens.",
+            group=(),
+            found=(),
+        )
+        self.repair_failures = counter(
+            "lpc_gateway_repair_failures", "Requests that were sent as they were because of an error in a repair rule."
+        )
         self.in_flight = gauge("lpc_gateway_in_flight", "Requests in progress.")
         self.held_bytes = gauge("lpc_gateway_held_bytes", "Bytes of the bodies of requests in progress.")
         self.cache_up = gauge("lpc_gateway_cache_up", "1 while the sidecar answers look-ups; 0: the gateway is a plain proxy.")

@@ -21,6 +21,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +36,7 @@ from response_cache.gateway.choice import Route
 from response_cache.gateway.clients import NAMES, SALT, Tenants, text_at
 from response_cache.gateway.errors import GatewayError
 from response_cache.gateway.headers import first
+from response_cache.gateway.repairing import Group, Repairing
 from response_cache.gateway.targets import CHAT, COMPLETIONS, PROMPTS, RESPONSES
 
 SESSION_HEADER: Final = b"x-session-id"
@@ -76,6 +78,7 @@ class Reading:
         question: request to the caches; None: they are not asked.
         streamed: whether the client requests a stream.
         continues: id of the answer that the request continues.
+        repaired: what became of a request that a repair rule matches; None: none does.
     """
 
     body: bytes
@@ -84,6 +87,7 @@ class Reading:
     question: pb.Request | None = None
     streamed: bool = False
     continues: str | None = None
+    repaired: Group | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ class Reader:
         arguments: field of a body in which the engines take hints; None: hints are not forwarded.
         rules: returns those by which the engines read two bodies alike (`lpc.requests.rules.sure`).
         priorities: whether the gateway's queue reads priorities, in place of the engines.
+        repairing: repairs bodies; None: they stay as they are.
     """
 
     tenants: Tenants
@@ -103,38 +108,55 @@ class Reader:
     arguments: str | None = None
     rules: Callable[[], frozenset[str]] = lambda: ANY
     priorities: bool = False
+    repairing: Repairing | None = None
 
-    async def read(self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None) -> Reading:
-        """Read a body. ``scope`` is that of the caches; None if they are not asked. Raises GatewayError (400, 413, 415)."""
+    async def read(
+        self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None, own_scope: str = ""
+    ) -> Reading:
+        """Read a body.
+
+        Args:
+            scope: that of the caches; None if they are not asked.
+            own_scope: that of the request, whether or not the caches are asked.
+
+        Raises GatewayError (400, 413, 415).
+        """
         check_type(headers)
         if len(body) <= INLINE_BYTES:
-            return self._read(path, headers, body, query, tenant, scope)
-        return await asyncio.to_thread(self._read, path, headers, body, query, tenant, scope)
+            return self._read(path, headers, body, query, tenant, scope, own_scope)
+        return await asyncio.to_thread(self._read, path, headers, body, query, tenant, scope, own_scope)
 
-    def _read(self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None) -> Reading:
+    def _read(
+        self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None, own_scope: str
+    ) -> Reading:
         body = body.removeprefix(codecs.BOM_UTF8)
         # Chats have no token ids.
-        fields = parse(body, self.max_values) if path == CHAT else parse(body, self.max_values, token_ids=True)
+        parsed = parse(body, self.max_values, token_ids=path != CHAT)
         priority = 0
-        if self.priorities and path in PROMPTS and type(fields.get("priority")) is int:
+        if self.priorities and path in PROMPTS and type(parsed.get("priority")) is int:
             # It orders the tenant's own held requests. In an engine it would order those of all tenants.
-            priority = fields.pop("priority")
-            body = json.dumps(fields, separators=(",", ":")).encode()
+            priority = parsed.pop("priority")
+            body = json.dumps(parsed, separators=(",", ":")).encode()
+        fields: Mapping[str, Any] = parsed
         known_to_engines = session_of(fields, headers)
-        others = None if known_to_engines else names_in_other_fields(fields, headers)
+        # What the engine reads, and that in a form in which all turns begin alike.
+        named, group = fields, None
+        if self.repairing is not None:
+            fields, body, named, group = self.repairing.repair(fields, body, own_scope, partial(_key, headers, tenant))
+        others = None if known_to_engines else names_in_other_fields(named, headers)
         name = known_to_engines if others is None else others.conversation
         session = None if others is None else self.tenants.session(tenant, others.conversation)
         asked = None if scope is None else question_of(path, fields, query, tenant, scope, self.rules())
         sent = self.tenants.apply(tenant, *self._with_hints(fields, body, name))
-        key = affinity(fields, known_to_engines if others is None else others.engine, tenant)
+        key = affinity(named, known_to_engines if others is None else others.engine, tenant)
         continues = None if known_to_engines else text_at(fields, ("previous_response_id",))
         streamed = fields.get("stream") is True
         # Many conversations may begin alike, so a beginning is no name. But an engine keeps the answers of the responses API,
         # and that begins a stream before it computes anything (vLLM).
-        named = key if name is not None or path == RESPONSES else None
-        prompt = prompt_of(digest("scope", tenant, fields.get("model")), turns(fields), named) if path in PROMPTS else None
+        follows = key if name is not None or path == RESPONSES else None
+        prompt = prompt_of(digest("scope", tenant, fields.get("model")), turns(named), follows) if path in PROMPTS else None
         route = Route(key, prompt, streamed and path != RESPONSES, priority=priority)
-        return Reading(sent, route, session, asked, streamed, continues)
+        return Reading(sent, route, session, asked, streamed, continues, group)
 
     def _with_hints(self, fields: Mapping[str, Any], body: bytes, name: str | None) -> tuple[Mapping[str, Any], bytes]:
         """Return fields and body with the hints that other APIs' fields amount to, and the user. The client's own stay.
@@ -226,6 +248,13 @@ def question_of(
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         return question({**fields, "url_query": query} if query else fields, scope=scope, tenant=tenant)
     return None
+
+
+def _key(headers: Headers, tenant: str, fields: Mapping[str, Any]) -> bytes:
+    """Return the key of a conversation: of its name, else of its beginning."""
+    name = session_of(fields, headers)
+    others = None if name else names_in_other_fields(fields, headers)
+    return affinity(fields, name if others is None else others.conversation, tenant)
 
 
 def affinity(fields: Mapping[str, Any], session: str | None, tenant: str) -> bytes:

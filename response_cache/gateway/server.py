@@ -34,6 +34,7 @@ from response_cache.gateway.exchange import Load
 from response_cache.gateway.gateway import Gateway
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.queue import Queue
+from response_cache.gateway.repairing import Repairing
 from response_cache.gateway.request import ARGUMENTS, Reader
 from response_cache.gateway.settings import Bounds, GatewaySettings
 from response_cache.gateway.upstream import Upstream
@@ -125,7 +126,7 @@ async def running(
             queue = Queue(engines.all, router, metrics, settings.gateway_engine_tokens, settings.gateway_queue_timeout_s)
         choice: Choice
         peers = None
-        if queue is None and len(engines.all) == 1:
+        if queue is None and len(engines.all) == 1 and not settings.gateway_prefix_header:
             choice = Unfollowed(engines)
         else:
             if settings.gateway_redis_url is not None:
@@ -133,6 +134,10 @@ async def running(
             by = ByCost if settings.gateway_router == "cost" else ByHash
             choice = by(engines, router, queue, metrics, peers)
         kind = settings.engine_kind
+        repairing = None
+        if settings.repairs:
+            repairing = Repairing(settings, metrics, (lambda: engines.kind) if kind == "auto" else (lambda: kind))
+            _log_repair(settings)
         gateway = Gateway(
             settings,
             clients,
@@ -145,6 +150,7 @@ async def running(
                 ARGUMENTS.get(settings.gateway_hints),
                 (lambda: engines.rules) if kind == "auto" else (lambda: sure(kind)),
                 priorities=queue is not None,
+                repairing=repairing,
             ),
             load,
             bounds.max_answer_bytes,
@@ -162,7 +168,7 @@ async def running(
         if queue is not None:
             background.every(bounds.probe_interval_s, "measure", partial(queue.measure, fresh, engines.headers))
             background.every(COUNT_S, "count", partial(queue.count, kept, engines.headers))
-        if kind == "auto" and settings.gateway_cache:
+        if kind == "auto" and (settings.gateway_cache or settings.repairs):
             background.every(bounds.probe_interval_s, "identify", partial(engines.identify, fresh))
         background.every(REFRESH_S, "tokens", partial(asyncio.to_thread, clients.refresh))
         if tls is not None:
@@ -176,6 +182,16 @@ async def running(
             if peers is not None:  # last, so that it announces the ends of the last requests
                 await peers.stop()
             await sharing.close()
+
+
+def _log_repair(settings: GatewaySettings) -> None:
+    names = dict.fromkeys(
+        [*settings.gateway_repair, *(name for names in settings.gateway_repair_scopes.values() for name in names)]
+    )
+    if settings.gateway_repair_dry_run:
+        log.info("repair is a dry run, and bodies stay as they are; rules: %s", ", ".join(names))
+    else:
+        log.info("bodies are repaired by these rules, which change what the model reads: %s", ", ".join(names))
 
 
 def _peers(settings: GatewaySettings, router: Router, queue: Queue | None, secret: bytes, metrics: Metrics) -> "Peers":

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from lpc.errors import UsageError
+from lpc.requests.repair import rules_of
 from lpc.wire.addresses import url_with_brackets
 from lpc.wire.http_server import SHIPPED, Patience
 from lpc.wire.redis_settings import readable
@@ -140,6 +142,31 @@ class GatewaySettings(ServerSettings):
         "other clients. Without x-lpc-scope the scope is `default`.",
     )
 
+    gateway_repair: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Rules by which bodies are repaired, separated by commas, such as `move-time,tool-order`; empty: none is "
+        "changed. `lpc why LOG --repair` names those that pay for a log. Rules change what the model reads.",
+    )
+    gateway_repair_scopes: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description='JSON: rules of a scope (x-lpc-scope) in place of gateway_repair, {"code": ["tool-order"], "faq": []}.',
+    )
+    gateway_repair_dry_run: bool = Field(
+        False, description="Count what the rules of gateway_repair would change, and change nothing."
+    )
+    gateway_repair_left_share: float = Field(
+        0.0,
+        ge=0,
+        le=0.9,
+        description="Share of the conversations that is left as it is, so that metrics compare the hits of both groups.",
+    )
+
+    gateway_prefix_header: bool = Field(
+        False,
+        description="Send x-lpc-prefix with completions: prompt tokens, expected and cached, and why tokens are missing. Of "
+        "streams what is expected only, because their first bytes come before a report.",
+    )
+
     gateway_cache: bool = Field(True, description="Use the sidecar's response caches; false: a plain proxy.")
     gateway_lookup_timeout_s: Seconds = Field(
         0.04,
@@ -176,7 +203,7 @@ class GatewaySettings(ServerSettings):
         mode="before",
     )(none_if_empty)
 
-    @field_validator("gateway_engines", "gateway_paths", "gateway_identity_headers", mode="before")
+    @field_validator("gateway_engines", "gateway_paths", "gateway_identity_headers", "gateway_repair", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -228,6 +255,26 @@ class GatewaySettings(ServerSettings):
                 )
         return paths
 
+    @field_validator("gateway_repair")
+    @classmethod
+    def _are_rules(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            rules_of(names)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+        return names
+
+    @field_validator("gateway_repair_scopes")
+    @classmethod
+    def _are_rules_of_scopes(cls, scopes: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        return {scope: cls._are_rules(names) for scope, names in cls._are_scopes_by_name(scopes).items()}
+
+    @classmethod
+    def _are_scopes_by_name(cls, scopes: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        if not all(_SCOPE.fullmatch(name) for name in scopes):
+            raise ValueError("invalid scope name: use letters, digits, dots, dashes and underscores, 63 at most")
+        return scopes
+
     @field_validator("gateway_scopes")
     @classmethod
     def _are_scopes(cls, scopes: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -244,6 +291,11 @@ class GatewaySettings(ServerSettings):
         if self.gateway_max_held_bytes < self.max_request_bytes:
             raise ValueError("gateway_max_held_bytes must be at least max_request_bytes")
         return self
+
+    @property
+    def repairs(self) -> bool:
+        """Whether bodies of any scope are repaired, or would be."""
+        return bool(self.gateway_repair or any(self.gateway_repair_scopes.values()))
 
     @property
     def engine_kind(self) -> Literal["auto", "any", "vllm", "sglang"]:

@@ -41,6 +41,8 @@ SENDS: Final = 3
 """Engines that get the same request."""
 SENDS_AFTER_TIMEOUT: Final = 2
 """The same after a 504, since each engine may have worked for as long as the proxy waits."""
+BELIEF: Final = "lpc_belief"
+"""Name under which an answer 200 carries what was believed of its request (`response_cache.gateway.choice.Belief`)."""
 _ERROR_EVENT: Final = b'data: {"error":'
 REFUSAL_BYTES: Final = 64 * 2**10
 REFUSAL_S: Final = 2.0
@@ -318,7 +320,8 @@ async def _begun(response: httpx.Response, needs_body: bool, visit: Visit) -> tu
     if status == HTTPStatus.OK:
         visit.begun()
     stream = _Begun(first, rest, response.aclose, visit.part)
-    return httpx.Response(HTTPStatus.OK, headers=response.headers.raw, stream=stream), status
+    extensions = {BELIEF: visit.belief()}
+    return httpx.Response(HTTPStatus.OK, headers=response.headers.raw, stream=stream, extensions=extensions), status
 
 
 async def _kept(response: httpx.Response) -> httpx.Response:

@@ -100,6 +100,17 @@ HOW: Final[dict[str, dict[str, How]]] = {
         "lpc report --engine http://127.0.0.1:9095": "tests/unit/test_fleet_report.py",
         "lpc report --prometheus http://prometheus:9090 --hours 6": "tests/deploy/test_report.py",
     },
+    "repair-prompts.md": {
+        "lpc why requests.jsonl --repair": 0,
+        "lpc why requests.jsonl --repair --show-text": 0,
+        "lpc why requests.jsonl --repair --fail-on 5": "tests/unit/why/test_repairs.py",
+        "lpc why requests.jsonl --repair --engine sglang --json": 0,
+        "LPC_GATEWAY_REPAIR=move-time,tool-order LPC_GATEWAY_REPAIR_DRY_RUN=true lpc gateway --no-response-cache "
+        "--engines http://127.0.0.1:8000": Serves("listening on"),
+        "LPC_GATEWAY_REPAIR=move-time,tool-order LPC_GATEWAY_REPAIR_LEFT_SHARE=0.1 lpc gateway --no-response-cache "
+        "--engines http://127.0.0.1:8000": Serves("listening on"),
+        "lpc report --engine http://127.0.0.1:9095": "tests/unit/test_fleet_report.py",
+    },
     "response-caches.md": {
         'printf \'names: %s\\nk1: %s\\n\' "$(openssl rand -hex 32)" "$(openssl rand -hex 32)" > cache-keys': 0,
         "chmod 600 cache-keys": 0,
@@ -174,6 +185,7 @@ SHOWN: Final = {
     "deploy.md": ("predictions/s ", "# deploy/overlays/"),
     "install/helm.md": ("# Chart.yaml",),
     "install/other-engines.md": ("priority = 60",),
+    "repair-prompts.md": ("rule              safety",),
     "simulate-your-log.md": (
         *("trace.jsonl:", "First answer", "prompt tokens at", "Llama-3.1-8B takes"),
         "log_format lpc",

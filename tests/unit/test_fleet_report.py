@@ -201,3 +201,27 @@ def test_any_counts_are_a_report(keys: list[Any], data: st.DataObject) -> None:
     if fleet is not None:
         json.dumps(fleet, allow_nan=False)
         lines_of(fleet)
+
+
+REPAIRED = """\
+lpc_gateway_repair_requests_total{rule="any",group="repaired"} 90
+lpc_gateway_repair_requests_total{rule="move-time",group="repaired"} 90
+lpc_gateway_repair_requests_total{rule="tool-order",group="repaired"} 30
+lpc_gateway_repair_requests_total{rule="any",group="left"} 10
+lpc_gateway_repair_requests_total{rule="move-time",group="left"} 10
+lpc_gateway_repair_prompt_tokens_total{group="repaired",found="cached"} 900
+lpc_gateway_repair_prompt_tokens_total{group="repaired",found="computed"} 100
+lpc_gateway_repair_prompt_tokens_total{group="left",found="cached"} 20
+lpc_gateway_repair_prompt_tokens_total{group="left",found="computed"} 80
+"""
+
+
+def test_the_report_has_the_hits_with_and_without_repair(server: Server) -> None:
+    url = server.sends(FLEET + REPAIRED)
+    assert (
+        "Repair: 90 requests repaired hit 90.0% of 1,000 prompt tokens; 10 requests left as they are hit 20.0% of 100 prompt "
+        "tokens. Requests by rule: move-time 100, tool-order 30."
+    ) in shown(url)
+    repair = figures("--engine", url)["fleet"]["repair"]
+    assert repair["groups"]["left"] == {"requests": 10, "tokens": 100, "hit_rate": 0.2}
+    assert repair["requests_by_rule"] == {"move-time": 100, "tool-order": 30}

@@ -1,0 +1,109 @@
+"""Applies repair rules to a body: to its object, or to its bytes."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lpc.errors import UsageError
+from lpc.requests.repair.copies import spliced
+from lpc.requests.repair.moved import MOVED
+from lpc.requests.repair.places import with_end
+from lpc.requests.repair.rounded import ROUNDED
+from lpc.requests.repair.rule import Change, Fields, Rule
+from lpc.requests.repair.same import SAME
+from lpc.requests.rules import Kind
+
+RULES: Final[tuple[Rule, ...]] = (*SAME, *MOVED, *ROUNDED)
+"""All rules, in the order in which they are applied, whatever order they are named in."""
+_BY_NAME: Final[Mapping[str, Rule]] = {rule.name: rule for rule in RULES}
+
+
+def rules_of(names: Iterable[str]) -> tuple[Rule, ...]:
+    """Return rules by their names, in the order of `RULES`. Raises UsageError: a name is unknown."""
+    wanted = set(names)
+    if unknown := sorted(wanted - _BY_NAME.keys()):
+        raise UsageError(f"unknown repair rule {unknown[0]!r:.40}: use {', '.join(_BY_NAME)}")
+    return tuple(rule for rule in RULES if rule.name in wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """A body after its repair.
+
+    Attributes:
+        fields: the body; the very object that was given if no rule matched.
+        named: the body without texts that were moved to its end, so that all turns of a conversation begin alike.
+        changes: what was changed.
+    """
+
+    fields: Fields
+    named: Fields
+    changes: tuple[Change, ...] = ()
+
+
+def repaired(fields: Fields, rules: Sequence[Rule], kind: Kind = "any") -> Repaired:
+    """Return a body after its repair. Never raises for a body that is JSON; the body given is not changed.
+
+    Args:
+        kind: kind of the engine. A rule is left out if that engine does not read the difference.
+    """
+    model = fields.get("model")
+    name = model.lower() if isinstance(model, str) else ""
+    found = fields
+    changes, moved = list[Change](), list[str]()
+    for rule in rules:
+        if rule.concerns(kind, name) and (rule.safety != "B" or with_end(fields, "") is not None):
+            found, text = rule.apply(found, changes)
+            moved += [text] if text else []
+    ended = with_end(found, "\n\n".join(moved)) if moved else found
+    assert ended is not None, "the end is where it was"
+    return Repaired(ended, found, tuple(changes))
+
+
+def repair(body: Mapping[str, Any], rules: Iterable[str], kind: Kind = "any") -> dict[str, Any]:
+    """Return the body of a request after its repair by named rules; the body given stays as it is.
+
+    Args:
+        body: of a chat completion, of Anthropic's messages or of the responses API.
+        rules: names, of `RULES`; each conversation needs the same ones in all its turns.
+        kind: kind of the engine.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    return dict(repaired(body, rules_of(rules), kind).fields)
+
+
+def repair_bytes(body: bytes, rules: Iterable[str], kind: Kind = "any") -> bytes:
+    """Return the JSON of a body after its repair. All other bytes stay as they are.
+
+    A body that is not one JSON object in UTF-8, or that names a field twice, is returned as it is. Arguments and errors: as of
+    `repair`.
+    """
+    wanted = rules_of(rules)
+    try:
+        text = body.decode()
+        fields = json.loads(text, object_pairs_hook=_fields, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return body
+    if not isinstance(fields, dict):
+        return body
+    found = repaired(fields, wanted, kind)
+    return written(text, fields, found).encode() if found.fields is not fields else body
+
+
+def written(text: str, fields: Fields, found: Repaired) -> str:
+    """Return the JSON of a repaired body. ``text``: of ``fields``, the body before."""
+    return spliced(text, fields, found.fields)
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError
+    return fields
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(name)

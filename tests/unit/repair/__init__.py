@@ -1,0 +1,1 @@
+"""Repair of prompts: `lpc.requests.repair`."""
