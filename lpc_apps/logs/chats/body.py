@@ -14,6 +14,7 @@ from typing import Final
 from lpc_apps.logs.chats.fields import decoded, first_of, name_of
 from lpc_apps.logs.chats.parts import message_of, messages_of, text_message, tools_of
 from lpc_apps.logs.chats.request import LoggedMessage, Part
+from lpc_apps.logs.chats.streams import whole
 from lpc_apps.logs.records import OtherRecord, Record, WithoutPrompt, WrongRecord
 
 OPERATIONS: Final = (
@@ -120,7 +121,7 @@ def _completion(prompt: object) -> LoggedMessage:
 def reply_of(value: object) -> tuple[LoggedMessage, ...]:
     """Return the messages of a reply: text, a message, or the body of a response; empty if it has none that can be read."""
     try:
-        return tuple(message for message in _replies(value) if message.parts)
+        return tuple(message for message in _replies(whole(value)) if message.parts)
     except WrongRecord:
         return ()
 
@@ -130,7 +131,11 @@ def _replies(value: object) -> Iterator[LoggedMessage]:
         if not value.startswith(("data:", "event:")):  # not a stream's events
             yield text_message("assistant", value)
     elif isinstance(value, list):
-        yield from messages_of(value) if value else ()
+        first = value[0] if value and isinstance(value[0], dict) else {}
+        if isinstance(first.get("message"), dict) and "role" not in first:  # choices
+            yield from _replies({"choices": value})
+        else:
+            yield from messages_of(value) if value else ()
     elif isinstance(value, dict):
         choices, output = value.get("choices"), value.get("output")
         if isinstance(choices, list):
