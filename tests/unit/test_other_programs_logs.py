@@ -201,3 +201,50 @@ def test_an_export_of_helicone_is_read_with_the_time_of_the_request(tmp_path: Pa
 @pytest.mark.parametrize("name", ["ts", "created_at", "created"])
 def test_a_body_next_to_any_known_time_is_read(name: str, tmp_path: Path) -> None:
     assert len(read(tmp_path, {name: 1_795_000_000, "request_body": {"messages": ASKED}}).requests) == 1
+
+
+OTHER_APIS: list[tuple[Row, str]] = [
+    ({"path": "/v1/messages/count_tokens", "messages": ASKED}, "count_tokens"),
+    ({"url": "http://engine:8000/tokenize", "messages": ASKED}, "tokenize"),
+    ({"request": {"url": "/v1/embeddings", "body": {"input": "a text"}}}, "embeddings"),
+    ({"path": "/v1beta/models/g:countTokens", "messages": ASKED}, "counttokens"),
+    ({"endpoint": "/v1/audio/speech?x=1", "input": "a text"}, "speech"),
+    ({"operation": "embeddings", "input": "a text"}, "embedding"),
+    ({"messages": ASKED, "response": {"input_tokens": 99}}, "count_tokens"),
+    ({"messages": ASKED, "response": {"tokens": [1, 2], "count": 2}}, "count_tokens"),
+    ({"input": "a text", "response": {"object": "list", "data": [{"embedding": [0.1]}]}}, "embedding or image"),
+    ({"prompt": "a text", "response": {"created": 1, "data": [{"url": "x"}]}}, "embedding or image"),
+    ({"input": "a text", "response": {"results": [{"flagged": False}]}}, "score"),
+    ({"input": "a text", "model": "bge-m3"}, "embedding"),
+    ({"input": "a text", "voice": "alloy"}, "speech"),
+    ({"prompt": "a text", "model": "dall-e-3"}, "dall-e"),
+]
+
+
+@pytest.mark.parametrize(("row", "named"), OTHER_APIS, ids=[name for _, name in OTHER_APIS])
+def test_calls_of_other_apis_are_counted_and_no_requests(row: Row, named: str, tmp_path: Path) -> None:
+    chats = [{"time": at, "messages": ASKED, "path": "/v1/chat/completions"} for at in range(3)]
+    trace = read(tmp_path, *chats, *({"time": at, **row} for at in range(3)))
+    assert (len(trace.requests), trace.skipped.counts) == (3, {f"not a chat: {named}": 3})
+
+
+def test_addresses_and_names_with_words_of_other_apis_are_of_chats(tmp_path: Path) -> None:
+    chats: list[Row] = [
+        {"url": "https://search.example.com/v1/chat/completions", "endpoint": "search-assistant"},
+        {"path": "/v1/models/score-helper:generateContent", "model": "embedding-helper"},
+        {"operation": "chat", "response": {"id": "r", "input_tokens": 3, "output": []}},
+    ]
+    assert len(read(tmp_path, *({"time": at, "messages": ASKED, **row} for at, row in enumerate(chats))).requests) == 3
+
+
+def test_prompts_of_which_the_log_has_the_last_message_only_are_refused(tmp_path: Path) -> None:
+    """As applications log them whose server keeps the history: the engine's count shows that the text is a part."""
+
+    def row(at: int, tokens: int) -> Row:
+        messages = [{"role": "user", "content": f"question {at}"}]
+        return {"time": at, "session_id": "s", "messages": messages, "response": "a", "usage": {"prompt_tokens": tokens}}
+
+    with pytest.raises(TraceError, match="more tokens than its text"):
+        read(tmp_path, *(row(at, 900 * at) for at in range(20)))
+    trace = read(tmp_path, *(row(at, 900) for at in range(20)), row(30, 9_000))
+    assert (len(trace.requests), sum(trace.skipped.counts.values())) == (20, 1)

@@ -11,7 +11,7 @@ Rows of AIPerf's traces with text (`messages`, `text_input` or `payload`, and `o
 from collections.abc import Iterator
 from typing import Any, Final
 
-from lpc_apps.logs.chats.body import prompt_of, reply_of
+from lpc_apps.logs.chats.body import prompt_of, refuse_other_answer, refuse_other_api, reply_of
 from lpc_apps.logs.chats.fields import moment, name_of, object_of, tokens_of
 from lpc_apps.logs.chats.outcome import ids_of, refuse_other_kind, refuse_uncomputed
 from lpc_apps.logs.chats.request import LoggedRequest
@@ -49,6 +49,10 @@ def read(record: Record) -> Iterator[LoggedRequest]:
     times = [*(record.get(name) for name in TIMES), *(inside.get(name) for name in TIMES), answer.get("created")]
     reply = reply_of(response)
     refuse_uncomputed(record, object_of(record.get("response")), answer, object_of(record.get("metadata")), replied=bool(reply))
+    for fields in (record, object_of(record.get("request"))):
+        refuse_other_api(fields)
+    if not reply:
+        refuse_other_answer(answer)
     prompt = prompt_of(body)
     if is_aiperf(record):
         time = _aiperf_time(record)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from lpc_apps.logs.chats import chat
-from lpc_apps.logs.chats.body import prompt_of, refuse_operation, reply_of
+from lpc_apps.logs.chats.body import prompt_of, refuse_operation, refuse_other_answer, refuse_other_api, reply_of
 from lpc_apps.logs.chats.fields import decoded, first_of, moment, name_of, object_of, tokens_of
 from lpc_apps.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc_apps.logs.chats.request import LoggedRequest
@@ -57,6 +57,9 @@ def read(record: Record) -> Iterator[LoggedRequest]:
     answer = response if isinstance(response, dict) else {}
     reply = reply_of(response)
     refuse_uncomputed(record, answer, replied=bool(reply))
+    refuse_other_api(record)
+    if not reply:
+        refuse_other_answer(answer)
     prompt = prompt_of(body)
     input_tokens, output_tokens = tokens_of(object_of(first_of(answer, "usage", "usageMetadata")) or answer)
     metadata = object_of(body.get("metadata"))
