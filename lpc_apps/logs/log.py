@@ -22,7 +22,7 @@ from lpc_apps.logs.recognition import recognise
 from lpc_apps.logs.records import Skipped, TraceError
 from lpc_apps.logs.traces import Trace
 from lpc_apps.logs.traces.agents import ACTIVE_SESSIONS
-from lpc_apps.logs.untimed import untimed_requests, with_pace
+from lpc_apps.logs.untimed import untimed_requests, whole_conversations, with_pace
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,11 @@ def open_log(
                 f"{files[0].name} has requests without times ({shown}) and not conversations: write the time of each in "
                 "a field `time`, give --rate with requests per second to take their order at that pace, or, if each record is "
                 "a whole conversation, --format conversations"
+            )
+        if format is None and known == "chat" and rate is None and (shown := whole_conversations(files)) is not None:
+            raise TraceError(
+                f"{files[0].name} has whole conversations with one time each, and not requests ({shown}): write one record per "
+                "request, or give --format conversations, which draws their times, or, if each is a request, --format chat"
             )
         if len(files) == 1:
             path = files[0]

@@ -93,6 +93,18 @@ class OtherRecord(WrongRecord):
     """A record is readable, but no prompt that an engine computed: an embedding, a failed call, an answer from a cache."""
 
 
+class Between(OtherRecord):
+    """A span between two others, by whose names a call inside and one around it are known as the same.
+
+    Attributes:
+        name, parent: names of the span and of the one around it, as in `LoggedRequest`.
+    """
+
+    def __init__(self, reason: str, name: str, parent: str) -> None:
+        super().__init__(reason)
+        self.name, self.parent = name, parent
+
+
 class WithoutPrompt(OtherRecord):
     """A request that an engine computed, whose prompt the log does not have."""
 

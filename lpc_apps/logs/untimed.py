@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from lpc.errors import UsageError
-from lpc_apps.logs.chats.chat import TIMES
+from lpc_apps.logs.chats.chat import REPLIES, TIMES
 from lpc_apps.logs.chats.fields import object_of
 from lpc_apps.logs.chats.parts import messages_of
 from lpc_apps.logs.chats.request import LoggedMessage
@@ -56,6 +56,32 @@ def _shown(path: Path, by_fields: bool) -> str | None:
     if by_fields and 2 * requests > read:
         return "they have a prompt and its answer, or settings of a request"
     return None
+
+
+def whole_conversations(files: Sequence[Path]) -> str | None:
+    """Return how records with times show that they are whole conversations and not requests; None: they do not.
+
+    Such a record has several turns, ends with a reply, and continues no other record.
+    """
+    known: set[int] = set()
+    several: list[tuple[str, tuple[LoggedMessage, ...]]] = []
+    for file in files:
+        for place, record in islice(_records(file), LOOKED_AT):
+            with suppress(WrongRecord, RecursionError):
+                messages = messages_of(_messages(record))
+                known.add(hash(messages))
+                if (
+                    messages[-1].role == "assistant"
+                    and sum(message.is_user_turn for message in messages) > 1
+                    and {*REPLIES, "request", "usage", "choices"}.isdisjoint(record)
+                ):
+                    several.append((f"{file.name}:{place.rpartition(':')[2]}", messages))
+    alone = [
+        place for place, messages in several if not any(hash(messages[:length]) in known for length in range(1, len(messages)))
+    ]
+    if 2 * len(alone) <= len(several):
+        return None
+    return f"{len(alone)} of {len(several)} with several turns end with a reply and continue no other: first {alone[0]}"
 
 
 def _messages(record: Record) -> object:

@@ -95,14 +95,15 @@ def kv_memory(model: str, *, tensor_parallel: int = 1, kv_dtype: str = "auto") -
 
     Args:
         model: a config.json, a folder with one, or a name on the Hugging Face Hub.
-        kv_dtype: one of `BYTES`, or auto: that of the model (in float32, as in engines, bfloat16).
+        kv_dtype: one of `BYTES`, or auto: that of the model (in float32, as in engines, bfloat16), or that of the cache which a
+            quantised checkpoint names.
 
     Raises:
         ModelConfigError: the configuration cannot be read, or has layers that are not modelled.
         OSError: it cannot be read.
     """
     config = read_config(model)
-    size = BYTES.get(kv_dtype, 2)
+    size = BYTES.get(kv_dtype, 2) if kv_dtype != "auto" else _size_of_checkpoint(model, config)
     windows: dict[int, int] = {}
     full = recurrent = 0
     layers = layers_of(model, config)
@@ -129,6 +130,23 @@ def kv_memory(model: str, *, tensor_parallel: int = 1, kv_dtype: str = "auto") -
     if not full + sum(windows.values()) + recurrent:
         raise ModelConfigError(f"{model:.200}: the sizes of this configuration leave no KV cache")
     return KvMemory(model_name(model), tensor_parallel, full, tuple(sorted(windows.items())), recurrent)
+
+
+def _size_of_checkpoint(model: str, config: Mapping[str, Any]) -> int:
+    """Return the bytes of a number of the cache that a checkpoint names, as vLLM reads it. Raises ModelConfigError."""
+    quantized = config.get("quantization_config")
+    if not isinstance(quantized, dict):
+        return 2
+    inner = quantized.get("quantization")
+    named = {**quantized, **inner} if isinstance(inner, dict) else quantized
+    found = named.get("kv_cache_scheme") or named.get("kv_cache_quant_algo")
+    if isinstance(found, dict):
+        found = "fp8" if (found.get("num_bits"), found.get("type")) == (8, "float") else "other numbers than fp8"
+    if not found or str(found).lower() in ("auto", "none"):
+        return 2
+    if str(found).lower() != "fp8":
+        raise unknown(model, f"its checkpoint has a KV cache in {found!r:.40}")
+    return BYTES["fp8"]
 
 
 def _attention_bytes(config: Mapping[str, Any], tensor_parallel: int, size: int) -> int:

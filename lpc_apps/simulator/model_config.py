@@ -19,13 +19,25 @@ WINDOWED: Final = {"sliding_attention": "sliding_window", "chunked_attention": "
 RECURRENT: Final = frozenset({"linear_attention", "mamba"})
 PARALLEL: Final = "attention and mamba"
 """Type of the layers of Falcon-H1, which have both next to each other."""
-WITH_STATE: Final = ("mamba_", "ssm_", "rwkv", "lru_width", "conv_L_cache", "attn_layer_", "full_attn_idxs")
+WITH_STATE: Final = (
+    *("mamba_", "ssm_", "rwkv", "lru_width", "conv_L_cache", "attn_layer_", "full_attn_idxs"),
+    *("full_attention_interval", "linear_num_", "linear_conv_"),
+)
 """Beginnings of the keys of models of which some layers are recurrent."""
 UNKNOWN: Final = (
     *("compress_ratios", "index_topk", "linear_attn_config", "block_configs", "hybrid_override_pattern", "layers_block_type"),
     *("global_head_dim", "num_kv_shared_layers", "attn_type_list", "cross_attention_layers", "is_encoder_decoder"),
+    *("num_key_value_heads_per_layer", "hybrid_layer_pattern", "use_cla"),
+    *("swa_num_key_value_heads", "swa_head_dim", "window_size", "interleaved_sliding_window", "total_ut_steps", "loop_num"),
 )
-"""Keys of models whose layers differ in ways that are not modelled here."""
+"""Keys of models whose layers differ in ways that are not modelled here, or whose layers share a cache or have several."""
+LATENT: Final = frozenset(
+    {
+        *("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots3_note", "glm4_moe_lite", "glm5_next", "glm5_next_text"),
+        *("kimi_k2", "longcat_flash", "pangu_ultra_moe", "bailing_hybrid", "hy_v4"),
+    }
+)
+"""Models of which vLLM caches one latent vector. It expands those of others with the same keys, such as MiniCPM3's."""
 EVERY_LAYER: Final = frozenset({"mistral", "phi3", "starcoder2"})
 """Models in which ``sliding_window`` applies to each layer."""
 MOST_LAYERS: Final = 10_000
@@ -51,6 +63,8 @@ def read_config(model: str) -> dict[str, Any]:
     found = next((key for key in UNKNOWN if config.get(key)), None)
     if found is not None:
         raise unknown(model, f"it has {found}")
+    if config.get("kv_lora_rank") and config.get("model_type", "deepseek_v2") not in LATENT:
+        raise unknown(model, "it has kv_lora_rank, and is not of a kind whose latent vectors vLLM caches")
     return config
 
 
@@ -99,7 +113,8 @@ def _language_model(config: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration of the language model. Transformers, if installed, adds its defaults for missing keys."""
     nested = next((config[key] for key in NESTED if isinstance(config.get(key), dict)), None)
     if nested is not None:
-        return _language_model(nested)
+        outer = config.get("quantization_config")
+        return _language_model(nested if outer is None else {"quantization_config": outer} | nested)
     given = {key: value for key, value in config.items() if value is not None}
     kind = given.get("model_type")
     if not isinstance(kind, str):
@@ -164,7 +179,11 @@ def unknown(model: str, reason: str) -> ModelConfigError:
 def heads_of(config: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return the heads of a layer with attention, its KV heads, and the size of a head. Raises ModelConfigError."""
     heads = count(config, "num_attention_heads", "n_head", "n_heads")
-    names = ("num_attention_groups", "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
-    kv_heads = count(config, *names) if any(config.get(name) for name in names) else heads
+    names = ("num_attention_groups", "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "kv_n_heads")
+    inner = config.get("attn_config")  # of DBRX and MPT
+    known = {**inner, **config} if isinstance(inner, dict) else config
+    kv_heads = count(known, *names) if any(known.get(name) for name in names) else heads
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):  # Falcon 7B, StarCoder
+        kv_heads = 1
     head = count(config, "head_dim") if config.get("head_dim") else count(config, "hidden_size", "n_embd", "d_model") // heads
     return heads, kv_heads, head

@@ -17,6 +17,12 @@ _MONTHS: Final = """
     januari februari maart mei augustus mrt
     stycznia lutego marca kwietnia maja czerwca lipca sierpnia września października listopada grudnia
     января февраля марта апреля мая июня июля августа сентября октября ноября декабря
+    januar februar marts maj augusti augusztus oktober desember januari
+    tammikuuta helmikuuta maaliskuuta huhtikuuta toukokuuta kesäkuuta heinäkuuta elokuuta syyskuuta lokakuuta
+    marraskuuta joulukuuta
+    ledna února března dubna května června července srpna září října listopadu prosince
+    január február március április május június július szeptember október
+    maret agustus ianuarie februarie martie aprilie iunie iulie septembrie octombrie noiembrie decembrie
     ocak şubat mart nisan mayıs haziran temmuz ağustos eylül ekim kasım aralık
 """
 _DAYS: Final = """
@@ -26,6 +32,10 @@ _DAYS: Final = """
     segunda-feira terça-feira quarta-feira quinta-feira sexta-feira
     maandag dinsdag woensdag donderdag vrijdag zaterdag zondag
     poniedziałek wtorek środa czwartek piątek niedziela
+    måndag tisdag onsdag torsdag fredag lördag söndag mandag tirsdag lørdag søndag
+    maanantai tiistai keskiviikko torstai perjantai lauantai sunnuntai
+    pondělí úterý středa čtvrtek pátek sobota neděle hétfő szerda csütörtök péntek szombat vasárnap
+    pazartesi salı çarşamba perşembe cuma cumartesi pazar senin selasa rabu kamis jumat sabtu minggu
     понедельник вторник среда четверг пятница суббота воскресенье
 """
 
@@ -36,10 +46,13 @@ def _any_of(names: str) -> str:
 
 _MONTH: Final = _any_of(_MONTHS) + r"(?![^\W\d_])\.?"
 _DAY: Final = _any_of(_DAYS) + r"(?!\w)"
+_DAY_OF: Final = r"(?:0[1-9]|[12]\d|3[01])"
 _END: Final = r"(?![a-z0-9_])"
 """Not ``\\b``: in Chinese and Japanese a word follows without a blank."""
 _CLOCK: Final = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?(?:\s?[ap]\.?m\b\.?)?"
 _ZONE: Final = r"(?:\s?(?:Z|UTC|GMT|[+-]\d{2}:?\d{2})(?![\w:]))?"
+_AT: Final = rf"(?:,?\s(?:(?:at|à|às|a\slas|um|kl\.?|alle|om|o|г\.),?\s)?{_CLOCK}{_ZONE})?"
+"""A time of day behind a date, with the word between them."""
 _YEAR: Final = r"(?:19|20)\d{2}"
 _OF: Final = r"\s(?:de[l]?\s|of\s)?"
 _KANJI_DAY: Final = r"(?:星期|周|週|礼拜|禮拜)[一二三四五六日天]|[日月火水木金土]曜日?"
@@ -48,6 +61,10 @@ _KANJI_CLOCK: Final = (
 )
 _HANGUL_CLOCK: Final = rf"(?:오전|오후)?\s?(?:{_CLOCK}|\d{{1,2}}시(?:\s?\d{{1,2}}분)?(?:\s?\d{{1,2}}초)?)"
 TIME: Final = rf"""
+    (?!(?:[0-9a-f]{{2}}[:-]){{5}}[0-9a-f]{{2}}(?![\w:])) (?:
+    \d{{1,2}}[-/]{_MONTH}[-/]\d{{4}}(?:[:\s]{_CLOCK}(?:\s?{_ZONE})?)?(?!\w)
+  | {_YEAR}\.\s{_MONTH}\s\d{{1,2}}\.{_AT}
+  | {_YEAR}(?:0[1-9]|1[0-2]){_DAY_OF}(?:[_-]\d{{4,6}}|(?:[01]\d|2[0-3])[0-5]\d[0-5]\d){_END} |
     {_YEAR}[-/.]\d{{1,2}}[-/.]\d{{1,2}}{_END}(?:,?\s{_CLOCK}{_ZONE})?
   | {_YEAR}[-/.]\d{{1,2}}[-/.]\d{{1,2}}T{_CLOCK}{_ZONE}
   | {_YEAR}-(?:0[1-9]|1[0-2]|W\d{{2}}(?:-\d)?)(?![\w-])
@@ -55,8 +72,8 @@ TIME: Final = rf"""
   | (?:\d{{1,2}}(?P<sign>[-/])\d{{1,2}}(?P=sign)(?:{_YEAR}|\d{{2}})|
      \d{{1,2}}\.\d{{1,2}}\.{_YEAR}|(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])\.\d{{2}})
     {_END}(?!\.\d)(?:,?\s{_CLOCK}{_ZONE})?
-  | (?:{_DAY},?\s)?\d{{1,2}}(?:st|nd|rd|th|\.)?{_OF}{_MONTH},?(?:{_OF}\d{{4}})?(?!\w)(?:,?\s(?:at\s)?{_CLOCK}{_ZONE})?
-  | (?:{_DAY},?\s)?{_MONTH}\s\d{{1,2}}(?:st|nd|rd|th)?(?!\w)(?:,?\s\d{{4}})?(?:,?\s(?:at\s)?{_CLOCK}{_ZONE})?
+  | (?:{_DAY},?\s)?\d{{1,2}}(?:st|nd|rd|th|\.)?{_OF}{_MONTH},?(?:{_OF}\d{{4}})?(?!\w){_AT}
+  | (?:{_DAY},?\s)?{_MONTH}\s\d{{1,2}}(?:st|nd|rd|th)?(?!\w)(?:,?\s\d{{4}})?{_AT}
   | {_MONTH}{_OF}{_YEAR}(?!\w)
   | \d{{1,2}}\s[^\x00-\x7f]{{2,15}}\s(?:\d{{4}})(?!\w)
   | ngày\s\d{{1,2}}\stháng\s\d{{1,2}}(?:\snăm\s\d{{4}})?
@@ -69,6 +86,7 @@ TIME: Final = rf"""
   | {_CLOCK}{_ZONE}
   | \d{{1,2}}h\d{{2}}(?!\w) | \d{{1,2}}\s?[ap]\.?m\b\.?
   | (?<!\.)1[4-9]\d{{8}}(?:\.\d{{1,9}}|\d{{3}}|\d{{6}}|\d{{9}})?{_END}
+    )
 """
 UNITS: Final = "年月日号號点點时時分秒년월일시분초（）"
 """Signs of dates that are shown in the form of a value."""

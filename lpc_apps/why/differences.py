@@ -13,7 +13,7 @@ from lpc_apps.logs.chats.request import MEDIA_TOKENS, Part
 from lpc_apps.logs.traces.chat import CHARS_PER_TOKEN
 from lpc_apps.why.prompts import TOOLS, Prompts, Unit
 from lpc_apps.why.replay import Entry
-from lpc_apps.why.values import common, edits
+from lpc_apps.why.values import UNICODE, common, edits
 
 Cause = str
 """One of `CAUSES`."""
@@ -292,7 +292,7 @@ def unit_changes(own: Unit, other: Unit, where: str) -> tuple[Change, ...] | Non
                 pattern = "" if edit.value in ("text", "lines", "keys") else edit.pattern
                 if edit.value in ("text", "lines"):
                     different, others_different = different + size, others_different + len(edit.other)
-                size = 0 if edit.value == "keys" else size
+                size = 0 if edit.value == "keys" or edit.pattern == UNICODE else size
                 text = part.text[edit.start : edit.end]
                 found.append(Change(Key(cause, where, pattern), at + edit.start, size, text, edit.other, number, edit.start))
         at += length

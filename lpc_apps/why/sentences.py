@@ -44,6 +44,6 @@ class Families:
 
 def _sentences(unit: Unit) -> list[str]:
     if unit.role == TOOLS:
-        return [unit.canonical]
+        return [masked(unit.canonical)]
     text = "".join(part.text for part in unit.parts if part.kind == "text")
     return [found for piece in _END.split(text) if (found := masked(piece))]

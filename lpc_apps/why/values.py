@@ -16,7 +16,9 @@ from typing import Final, NamedTuple
 from lpc_apps.why.dates import TIME, UNITS
 
 _ID: Final = r"""
-    [0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
+    (?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}(?![a-z0-9:])
+  | (?-i:(?=[A-Za-z0-9+/]*[A-Z])(?=[A-Za-z0-9+/]*[a-z])[A-Za-z0-9+/]{20,}={1,2}(?![\w=]))
+  | [0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
   | (?-i:(?=[\w-]*[A-Z])(?=[\w-]*[a-z])(?=[\w-]*\d)[A-Za-z0-9_-]{21}(?![\w-]))
   | (?=[a-z0-9_-]*\d)(?=[a-z0-9_-]*[a-z])[a-z0-9]+(?:[_-][a-z0-9]+)*[_-][a-z0-9]{6,}
   | (?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}(?![a-z0-9])
@@ -46,6 +48,11 @@ _WITH_DIGIT: Final = re.compile(f"[^{_APART}\\d]*\\d[^{_APART}]*")
 _DIGIT: Final = re.compile(r"\d")
 _SHORT: Final = re.compile(r"(?<!9)99?(?!9)")
 _NAME: Final = re.compile(rf"(?:[A-Za-z]*[^\x00-\x7f\s\d{UNITS}][^\x00-\x40\s\d]*|[A-Za-z]{{3,}})\.?")
+UNICODE: Final = "Unicode form"
+"""Pattern of a text whose characters are written in another form: all of it is replaced."""
+_HALF: Final = re.compile(r"\b[AP]M\b", re.IGNORECASE)
+"""Halves of a day: times before and after noon have one form."""
+_NANOID: Final = re.compile(r"(?=.*[A-Z])(?=.*[a-z])(?=.*\d)[A-Za-z0-9_-]{21}")
 _LONG: Final = 40
 """Characters of a pattern."""
 _MOST_TOKENS: Final = 3_000
@@ -104,11 +111,12 @@ def normal(text: str) -> str:
 def pattern_of(text: str, value: Value) -> str:
     """Return the form of a value: digits become 9, words of times `Name`, ids x, and other text is not shown."""
     if value == "time":
-        return _SHORT.sub("99", _DIGIT.sub("9", _NAME.sub("Name", text)))[:_LONG]
+        shown = _HALF.sub("AM", _NAME.sub("Name", text))
+        return _SHORT.sub("99", _DIGIT.sub("9", shown))[:_LONG]
     if value == "number":
         return "9"
     if value == "id":
-        return re.sub(r"[0-9A-Za-z]+", "x", text)[:_LONG]
+        return "x" if _NANOID.fullmatch(text) or text.endswith("=") else re.sub(r"[0-9A-Za-z]+", "x", text)[:_LONG]
     return {"space": "white space", "email": "e-mail address"}.get(value, "text")
 
 
@@ -118,7 +126,7 @@ def edits(text: str, other: str) -> tuple[Edit, ...]:
     if text == other:
         return ()
     if unicodedata.normalize("NFC", text) == unicodedata.normalize("NFC", other):
-        return (Edit(0, len(text), other, "space", "Unicode form"),)
+        return (Edit(0, len(text), other, "space", UNICODE),)
     found: list[Edit] = []
     start = other_start = 0
     while (json_found := _other_keys(text, start, other, other_start)) is not None:
@@ -191,7 +199,21 @@ def _line_edits(text: str, other: str) -> list[Edit]:
             found += _moved(_token_edits(own, theirs), at)
         else:
             found.append(Edit(at, at + len(own), theirs, "lines", "lines"))
-    return found
+    return list(_with_ends(found))
+
+
+def _with_ends(found: list[Edit]) -> Iterator[Edit]:
+    """Yield edits; the end of the line before other lines is one edit with them."""
+    before: Edit | None = None
+    for edit in found:
+        if before is not None and before.value == "space" and edit.value == "lines" and before.end == edit.start:
+            before = Edit(before.start, edit.end, before.other + edit.other, "lines", "lines")
+            continue
+        if before is not None:
+            yield before
+        before = edit
+    if before is not None:
+        yield before
 
 
 def _alike(line: str, other: str) -> bool:

@@ -92,3 +92,28 @@ def test_many_sessions_that_cannot_be_read_are_not_left_out(tmp_path: Path) -> N
     assert len(read(tmp_path, timeless[0], {"manifest": 1}, *rest).requests) == 6
     with pytest.raises(TraceError, match="t is not a number from 0"):
         read(tmp_path, *timeless, *rest)
+
+
+@pytest.mark.parametrize("field", ["requests", "turns", "subagents"])
+def test_calls_inside_of_a_call_count_under_any_name_and_with_its_own(tmp_path: Path, field: str) -> None:
+    inside = [call(1, 1, 3)] if field != "subagents" else [{"t": 1, "requests": [call(0, 1, 3)]}]
+    trace = read(tmp_path, session("a", call(0, 1), call(5, 1, 2, **{field: inside}), call(9, 1, 2, 4)))
+    assert [request.arrival for request in trace.requests] == [0, 5, 6, 9]
+    assert len({request.conversation for request in trace.requests}) == 2
+    assert trace.skipped.counts == {}
+
+
+def test_ids_that_are_not_those_of_the_prompt_are_counted(tmp_path: Path) -> None:
+    sound = [session(f"s{at}", call(0, at + 1, at + 2)) for at in range(20)]
+    few = session("few", {**call(0, 1, 2), "in": 64 * 30})
+    many = session("many", {**call(0, *range(30)), "in": 64})
+    near = session("near", {**call(0, 1, 2, 3), "in": 64 * 4 + 1})
+    trace = read(tmp_path, *sound, few, many, near)
+    assert (len(trace.requests), trace.skipped.counts) == (21, {"hash_ids are not those of the prompt's tokens": 2})
+
+
+def test_a_sub_agent_with_ids_of_another_scope_is_counted(tmp_path: Path) -> None:
+    helper = {"t": 1, "requests": [call(0, 1)], "hash_id_scope": "local"}
+    trace = read(tmp_path, session("a", call(0, 1), helper), session("b", call(0, 1), helper, hash_id_scope="global"))
+    assert trace.skipped.counts == {"hash_id_scope of a sub-agent is not its session's": 1}
+    assert len(trace.requests) == 2

@@ -190,3 +190,37 @@ def test_prompts_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
     rows = [{"session_id": "a", "input_length": 10**8, "output_length": 10**8, "delay": 1} for _ in range(40)]
     with pytest.raises(TraceError, match="too many for memory"):
         open_trace(write(tmp_path, *rows), "aiperf")
+
+
+def test_ids_of_local_scope_are_shared_inside_of_their_session_only(tmp_path: Path) -> None:
+    """Each session has the ids 0, 1, 2; its rows repeat those of the row before."""
+
+    def rows(**rest: object) -> list[Row]:
+        return [
+            {"session_id": f"s{at}", "timestamp": 1000 * turn, "input_length": 512 * turn, "output_length": 1, **rest}
+            | {"hash_ids": [*range(turn)]}
+            for at in range(10)
+            for turn in (1, 2, 3)
+        ]
+
+    assert ideal(open_trace(write(tmp_path, *rows(hash_id_scope="local")), "aiperf")) == pytest.approx(3 / 6, abs=0.01)
+    assert ideal(open_trace(write(tmp_path, *rows()), "aiperf")) == pytest.approx(1 - 3 / 60, abs=0.01)
+
+
+@pytest.mark.parametrize("format", ["mooncake", "qwen"])
+def test_rows_without_a_session_whose_ids_are_local_are_refused(tmp_path: Path, format: str) -> None:  # noqa: A002
+    row = {"timestamp": 1, "input_length": 512, "output_length": 1, "hash_ids": [0], "hash_id_scope": "local"}
+    row |= {"chat_id": 1, "parent_chat_id": -1, "type": "text", "turn": 1} if format == "qwen" else {}
+    with pytest.raises(TraceError, match="hash_id_scope is not global"):
+        open_trace(write(tmp_path, row), format)
+
+
+@pytest.mark.parametrize("format", ["mooncake", "qwen"])
+def test_rows_of_failed_attempts_and_of_caches_are_counted(tmp_path: Path, format: str) -> None:  # noqa: A002
+    def row(at: int, **rest: object) -> Row:
+        found: Row = {"timestamp": at, "input_length": 512, "output_length": 1, "hash_ids": [at], **rest}
+        return found | ({"chat_id": at, "parent_chat_id": -1, "type": "text", "turn": 1} if format == "qwen" else {})
+
+    rows = [row(1, status=200, cached=3), row(2, status_code=503), row(3, cache_hit=True), row(4, output_length=0, error="x")]
+    trace = open_trace(write(tmp_path, *rows), format)
+    assert (len(trace.requests), trace.skipped.counts) == (1, {"failed call": 2, "answered by a cache": 1})

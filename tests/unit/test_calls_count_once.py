@@ -81,12 +81,28 @@ UNCOMPUTED: list[tuple[str, Row, str]] = [
     ("chat", {"properties": {"Helicone-Cache": "hit"}}, "answered by a cache"),
     ("chat", {"cache_hit": 1}, "answered by a cache"),
     ("chat", {"cache_hit": "yes"}, "answered by a cache"),
+    ("chat", {"response": None, "error_info": {"exception_type": "RateLimitError"}}, "failed call"),
+    ("chat", {"response": None, "error_code": "429"}, "failed call"),
+    ("chat", {"response": None, "level": "error"}, "failed call"),
+    ("chat", {"is_error": True}, "failed call"),
+    ("chat", {"status": {"code": "ERROR"}}, "failed call"),
+    ("chat", {"status": "timeout"}, "failed call"),
+    ("chat", {"cf-aig-cache-status": "HIT"}, "answered by a cache"),
+    ("chat", {"response": {"headers": {"x-portkey-cache-status": "HIT"}, "body": "a"}}, "answered by a cache"),
+    ("chat", {"cache_reference_id": "1f0e"}, "answered by a cache"),
+    ("chat", {"type": "tool"}, "not a call of a model: tool"),
+    ("chat", {"span_attributes": {"type": "task", "name": "answer"}}, "not a call of a model: task"),
     ("litellm", {"status": "failure"}, "failed call"),
+    ("litellm", {"response": None, "error_information": {"error_code": "503", "error_class": "X"}}, "failed call"),
+    ("litellm", {"response": None, "status_fields": {"llm_api_status": "failure"}}, "failed call"),
     ("litellm", {"status_code": 429}, "failed call"),
     ("litellm", {"cached": True}, "answered by a cache"),
     ("litellm", {"metadata": {"cache_hit": True}}, "answered by a cache"),
     ("langfuse", {"output": None, "level": "ERROR"}, "failed call"),
     ("langfuse", {"metadata": {"status_code": 503}}, "failed call"),
+    ("langfuse", {"level": "ERROR", "output": "too many requests", "status_message": "too many requests"}, "failed call"),
+    ("langfuse", {"metadata": {"hidden_params": {"cache_hit": True}}}, "answered by a cache"),
+    ("langfuse", {"metadata": {"attributes": {"cache_hit": "true"}}}, "answered by a cache"),
     ("langfuse", {"metadata": {"cache_hit": True}}, "answered by a cache"),
     ("otel", {"http.response.status_code": 429}, "failed call"),
     ("otel", {"gen_ai.cache_hit": True}, "answered by a cache"),
@@ -109,7 +125,10 @@ SOUND: list[tuple[str, Row]] = [
     ("chat", {"headers": {"x-cache": "MISS", "status": "200"}, "cached": 1, "metadata": {"error": None}}),
     ("chat", {"status": 200, "error": None, "cache_hit": False, "cached": "false", "cache_status": "MISS"}),
     ("chat", {"status": "success", "usage": {"prompt_tokens": 170, "prompt_tokens_details": {"cached_tokens": 160}}}),
+    ("chat", {"error_info": {"code": "", "message": None}, "prefix_cache_hit": True, "type": "llm", "level": "info"}),
+    ("chat", {"cache_reference_id": "00000000-0000-0000-0000-000000000000", "span_attributes": {"type": "llm"}}),
     ("litellm", {"status": "success", "cache_hit": "None", "error_str": None}),
+    ("litellm", {"error_information": {"error_code": "", "traceback": ""}, "status_fields": {"llm_api_status": "success"}}),
     ("langfuse", {"level": "DEFAULT", "metadata": {"cache_hit": False}}),
     ("otel", {"http.response.status_code": 200, "gen_ai.usage.cached": 5}),
     ("nginx", {"status": 200, "upstream_cache_status": "-"}),
@@ -196,3 +215,65 @@ def test_other_names_of_calls_count_once(tmp_path: Path, field: str, place: str 
         rows.append(row)
     trace = read(tmp_path, *rows)
     assert (len(trace.requests), trace.skipped.counts) == (3, {"logged twice": 1})
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+def test_a_call_around_the_span_of_its_http_request_is_one_call_with_the_one_inside(
+    tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    """As a client's span of a model, its span of the HTTP request, and the proxy's span of the model."""
+    outer, inner = otel(1, "o"), {**otel(2, "i"), "parentSpanId": "h"}
+    http = {
+        "startTimeUnixNano": 1,
+        "traceId": "t",
+        "spanId": "h",
+        "parentSpanId": "o",
+        "attributes": {"http.request.method": "POST"},
+    }
+    rows = [outer, http, inner]
+    trace = read(tmp_path, *(rows[at] for at in order), format="otel")
+    assert trace.skipped.counts == {"not a GenAI span": 1, "the same call, of another instrumentation": 1}
+
+
+def test_calls_inside_of_a_tool_of_a_call_are_calls(tmp_path: Path) -> None:
+    """As an agent's tool that asks a model; and a proxy's span around the call of another prompt."""
+    other = json.dumps([{"role": "user", "content": "something else"}])
+    tool = {**otel(2, "t"), "parentSpanId": "o", "attributes": {"openinference.span.kind": "TOOL"}}
+    http = {**otel(2, "h"), "parentSpanId": "o", "attributes": {"http.request.method": "POST"}}
+    inner = {**otel(3, "i"), "parentSpanId": "t"}
+    asked = {**otel(3, "j", **{"gen_ai.input.messages": other}), "parentSpanId": "h"}
+    trace = read(tmp_path, otel(1, "o"), tool, inner, http, asked, format="otel")
+    assert (len(trace.requests), trace.skipped.counts) == (3, {"not a GenAI span": 2})
+
+
+def test_a_span_whose_status_is_an_error_counts_if_it_has_a_reply(tmp_path: Path) -> None:
+    """As in Phoenix's API, where the status is a word of the span."""
+    failed = {**otel(2, "f"), "status_code": "ERROR"}
+    failed["attributes"] = {"gen_ai.input.messages": json.dumps(ASKED)}
+    thrown = {**failed, "spanId": "g", "status_code": "UNSET", "events": [{"name": "exception"}]}
+    trace = read(tmp_path, otel(1, "a"), failed, thrown, {**otel(3, "b"), "status_code": "ERROR"}, format="otel")
+    assert (len(trace.requests), trace.skipped.counts) == (2, {"failed call": 2})
+
+
+@pytest.mark.parametrize("end_first", [True, False])
+def test_a_call_logged_at_its_start_and_at_its_end_has_the_reply_and_the_time_of_its_start(
+    tmp_path: Path, end_first: bool
+) -> None:
+    rows: list[Row] = []
+    for at in range(5):
+        start = {"time": 10 * at, "event": "start", "request_id": f"n{at}", "messages": ASKED}
+        end = {**start, "time": 10 * at + 4, "event": "end", "response": "a store"}
+        rows += [end, start] if end_first else [start, end]
+    trace = read(tmp_path, *rows)
+    assert (len(trace.requests), trace.skipped.counts) == (5, {"logged twice": 5})
+    assert [request.arrival for request in trace.requests] == [0, 10, 20, 30, 40]
+    assert all(request.with_reply for request in trace.requests)
+
+
+def test_a_whole_trace_next_to_its_observations_is_not_another_call(tmp_path: Path) -> None:
+    rows: list[Row] = []
+    for at in range(4):
+        rows.append({"id": f"t{at}", "timestamp": at, "name": "x", "input": ASKED, "output": "a", "observations": [f"o{at}"]})
+        rows.append(langfuse(at, f"o{at}"))
+    trace = read(tmp_path, *rows)
+    assert (len(trace.requests), trace.skipped.counts) == (4, {"not an observation": 4})

@@ -877,12 +877,6 @@ def test_a_variable_without_a_value_and_a_byte_that_is_not_utf_8_do_not_hide_a_r
     assert one(tmp_path, "nginx", odd) == one(tmp_path, "nginx", line)
 
 
-def test_a_stream_s_events_are_not_the_reply_s_text(tmp_path: Path) -> None:
-    events = 'data: {"choices": [{"delta": {"content": "a"}}]}\n\ndata: [DONE]\n\n'
-    assert one(tmp_path, "nginx", nginx(0) | {"response": events}).reply == ()
-    assert one(tmp_path, "chat", {"time": 1, "messages": [user("q")], "response": f"event: x\n{events}"}).reply == ()
-
-
 OTHER_APIS: dict[str, tuple[Json, Json, tuple[int, int]]] = {
     "Gemini": (
         {"contents": [{"role": "user", "parts": [{"text": "q"}]}]},

@@ -4,12 +4,17 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 from lpc_apps.logs.chats.request import LoggedRequest
-from lpc_apps.logs.records import OtherRecord, Record, Skipped, WrongRecord, read_records
+from lpc_apps.logs.records import Between, OtherRecord, Record, Skipped, TraceError, WrongRecord, read_records
+
+PROBED: Final = 1_000
+"""Requests that show whether a log has calls at their start and again at their end."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,17 @@ def read_chats(
         TraceError: see `lpc_apps.logs.records.read_records`.
     """
     calls = _Calls(lambda: _several(path, reader))
+    completed = _completed(path, reader)
 
     def parse(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
-        for request in reader.read(record):
+        for found in reader.read(record):
+            request = found
             try:
-                if not isinstance(request, WrongRecord):
+                if completed and not isinstance(request, WrongRecord):
+                    request = _as_completed(request, completed)
+                if isinstance(request, Between):
+                    calls.add_between(request)
+                elif not isinstance(request, WrongRecord):
                     if check is not None:
                         check(request)
                     calls.add(request)
@@ -56,6 +67,46 @@ def read_chats(
                 yield wrong
 
     return read_records(path, parse, skipped, reader.repair)
+
+
+def _names(request: LoggedRequest) -> list[int]:
+    """Return the names of a call together with its prompt."""
+    prompt = _prompt_id(request)
+    return [hash((name, prompt)) for name in request.ids]
+
+
+def _as_completed(request: LoggedRequest, completed: Mapping[int, float]) -> LoggedRequest:
+    """Return a call with the time at which it was first logged. Raises OtherRecord if it comes again with its reply."""
+    times = [completed[name] for name in _names(request) if name in completed]
+    if times and not request.reply:
+        raise OtherRecord("logged twice")
+    return replace(request, time=min(request.time, *times)) if times else request
+
+
+def _completed(path: Path, reader: Reader) -> dict[int, float]:
+    """Return the calls that are logged without and with a reply, as at their start and end, with their first times.
+
+    Only the first PROBED requests decide whether the log has such calls.
+    """
+    requests = (request for _, request in read_records(path, reader.read, Skipped(), reader.repair))
+    open_, probed = set[int](), False
+    try:
+        for request in islice(requests, PROBED):
+            names = _names(request)
+            probed = probed or bool(request.reply and not open_.isdisjoint(names))
+            open_.update(() if request.reply else names)
+    except TraceError:  # the reader raises it again
+        return {}
+    if not probed:
+        return {}
+    unsure, fields = _several(path, reader)
+    first, replied = dict[int, float](), set[int]()
+    for _, request in read_records(path, reader.read, Skipped(), reader.repair):
+        for name, call in zip(request.ids, _names(request), strict=True):
+            if name not in unsure and name.partition(":")[0] not in fields:
+                first[call] = min(first.get(call, request.time), request.time)
+                replied.update([call] if request.reply else [])
+    return {call: first[call] for call in replied}
 
 
 class _Calls:
@@ -67,15 +118,33 @@ class _Calls:
         self._unsure: tuple[set[str], set[str]] | None = None
         """Result of ``several``, once a call has come again."""
         self._seen: set[int] = set()
-        self._names: set[str] = set()
-        self._around: set[str] = set()
-        """Names of the calls around those that were kept."""
+        self._names: dict[str, int] = {}
+        self._around: dict[str, int] = {}
+        """Names of the calls that were kept, and of the spans around them, with the texts of their prompts."""
+        self._direct: set[str] = set()
+        """Names of the spans directly around those calls: of one call, also if its prompt is written in another way."""
+        self._between: dict[str, str] = {}
+        """The span around each span that is not a call, such as that of the HTTP request."""
+
+    def add_between(self, span: Between) -> None:
+        """Add a span that is not a call."""
+        if span.name in self._around:
+            self._around.setdefault(span.parent, self._around[span.name])
+        self._between[span.name] = span.parent
 
     def add(self, request: LoggedRequest) -> None:
         """Add a call. Raises OtherRecord if it was logged before, or if the call around it or inside of it was kept."""
         if not request.ids:
             return
-        if request.parent in self._names or not self._around.isdisjoint(request.ids):
+        around = [request.parent]
+        while (outer := self._between.get(around[-1])) and outer not in around:
+            around.append(outer)
+        texts = hash("".join("".join(message.text.split()) for message in request.messages))
+        if (
+            request.parent in self._names
+            or any(self._names.get(name) == texts for name in around)
+            or any(name in self._direct or self._around.get(name) == texts for name in request.ids)
+        ):
             raise OtherRecord("the same call, of another instrumentation")
         prompt = _prompt_id(request)
         names = {hash((name, prompt)): name for name in request.ids}
@@ -84,8 +153,10 @@ class _Calls:
             if any(name not in unsure and name.partition(":")[0] not in fields for name in again):
                 raise OtherRecord("logged twice")
         self._seen.update(names)
-        self._names.update(request.ids)
-        self._around.add(request.parent)
+        self._names.update(dict.fromkeys(request.ids, texts))
+        self._direct.add(request.parent)
+        for name in around:
+            self._around.setdefault(name, texts)
 
 
 def _prompt_id(request: LoggedRequest) -> int:

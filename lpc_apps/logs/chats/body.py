@@ -14,6 +14,7 @@ from typing import Final
 from lpc_apps.logs.chats.fields import decoded, first_of, name_of
 from lpc_apps.logs.chats.parts import message_of, messages_of, text_message, tools_of
 from lpc_apps.logs.chats.request import LoggedMessage, Part
+from lpc_apps.logs.chats.streams import whole
 from lpc_apps.logs.records import OtherRecord, Record, WithoutPrompt, WrongRecord
 
 OPERATIONS: Final = (
@@ -23,6 +24,16 @@ OPERATIONS: Final = (
 )
 """Operations that compute no prompt of a chat, as words in the name of an operation or in a path."""
 _OTHER: Final = re.compile(rf"(?<![a-z])a?({'|'.join(OPERATIONS)})")
+_PATH: Final = re.compile(
+    r"[/:](embeddings?|embed_?content|batch_?embed_?contents|re_?rank|moderations|audio/\w+|images/\w+|messages/count_tokens"
+    r"|count_?tokens|(?:de)?tokenize|score|classify|pooling|batches|models)/?$"
+)
+"""Ends of the paths of other APIs."""
+_PATHS: Final = ("path", "uri", "url", "request_path", "request_url", "requestPath", "endpoint", "route")
+_OPERATIONS: Final = ("operation", "operation_name", "operationName", "call_type", "endpoint", "api")
+"""Fields of a record that may have a path, or the name of an operation."""
+_MODELS: Final = re.compile(r"embed|bge-|\bgte-|\be5-|rerank|moderation|\btts|whisper|dall-e|gpt-image|stable-diffusion")
+"""Words in the names of models that are not for chats."""
 _CHAT: Final = re.compile(r"chat|completion|generate|raw_?predict|converse|/messages|/responses")
 INSTRUCTIONS: Final = ("system", "instructions", "systemInstruction", "system_instruction")
 CUT_MARK: Final = "litellm_truncated"
@@ -50,6 +61,30 @@ def refuse_operation(name: object) -> None:
             raise OtherRecord(f"not a chat: {found[1]}")
 
 
+def refuse_other_api(record: Record) -> None:
+    """Raise OtherRecord if a record of any program names the path of another API than one of chats, or its operation."""
+    for name in _PATHS:
+        value = record.get(name)
+        if isinstance(value, str) and (found := _PATH.search(value.partition("?")[0].lower().replace("-", "_"))):
+            raise OtherRecord(f"not a chat: {found[1].rpartition('/')[2]}")
+    for name in _OPERATIONS:
+        value = record.get(name)
+        word = value.lower().replace("-", "_").removesuffix("s") if isinstance(value, str) else ""
+        if word in OPERATIONS or word == "count_token":
+            raise OtherRecord(f"not a chat: {word}")
+
+
+def refuse_other_answer(answer: Record) -> None:
+    """Raise OtherRecord if a response without a reply is that of another API: vectors, images, scores, or numbers of tokens."""
+    if isinstance(answer.get("data"), list) or "embedding" in answer or "embeddings" in answer:
+        raise OtherRecord("not a chat: embedding or image")
+    if isinstance(answer.get("results"), list):
+        raise OtherRecord("not a chat: score")
+    counts = {"input_tokens", "totalTokens", "total_tokens"} & answer.keys()
+    if isinstance(answer.get("tokens"), list) or (counts and {"id", "output", "content", "usage"}.isdisjoint(answer)):
+        raise OtherRecord("not a chat: count_tokens")
+
+
 def prompt_of(body: Record) -> Prompt:
     """Return the prompt of a request's body.
 
@@ -68,6 +103,7 @@ def prompt_of(body: Record) -> Prompt:
         _refuse_embedding(body, items)
         found = (text_message("user", items),) if isinstance(items, str) else messages_of(items)
     elif text is not None:
+        _refuse_model(body)
         found = (_completion(text),)
     else:
         raise WrongRecord("no messages")
@@ -99,11 +135,18 @@ def decoded_parts(value: object) -> object:
 
 
 def _refuse_embedding(body: Record, items: object) -> None:
-    model = body.get("model")
-    named = isinstance(model, str) and "embed" in model.lower()
+    _refuse_model(body)
+    if isinstance(items, str) and "voice" in body:
+        raise OtherRecord("not a chat: speech")
     texts = isinstance(items, list) and bool(items) and not any(isinstance(item, dict) for item in items)
-    if named or texts or "encoding_format" in body or "dimensions" in body:
+    if texts or "encoding_format" in body or "dimensions" in body:
         raise OtherRecord("not a chat: embedding")
+
+
+def _refuse_model(body: Record) -> None:
+    model = body.get("model")
+    if isinstance(model, str) and (found := _MODELS.search(model.lower())):
+        raise OtherRecord(f"not a chat: {'embedding' if found[0] in ('embed', 'bge-', 'gte-', 'e5-') else found[0].strip('-')}")
 
 
 def _completion(prompt: object) -> LoggedMessage:
@@ -120,7 +163,7 @@ def _completion(prompt: object) -> LoggedMessage:
 def reply_of(value: object) -> tuple[LoggedMessage, ...]:
     """Return the messages of a reply: text, a message, or the body of a response; empty if it has none that can be read."""
     try:
-        return tuple(message for message in _replies(value) if message.parts)
+        return tuple(message for message in _replies(whole(value)) if message.parts)
     except WrongRecord:
         return ()
 
@@ -130,7 +173,11 @@ def _replies(value: object) -> Iterator[LoggedMessage]:
         if not value.startswith(("data:", "event:")):  # not a stream's events
             yield text_message("assistant", value)
     elif isinstance(value, list):
-        yield from messages_of(value) if value else ()
+        first = value[0] if value and isinstance(value[0], dict) else {}
+        if isinstance(first.get("message"), dict) and "role" not in first:  # choices
+            yield from _replies({"choices": value})
+        else:
+            yield from messages_of(value) if value else ()
     elif isinstance(value, dict):
         choices, output = value.get("choices"), value.get("output")
         if isinstance(choices, list):

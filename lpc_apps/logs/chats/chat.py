@@ -11,11 +11,12 @@ Rows of AIPerf's traces with text (`messages`, `text_input` or `payload`, and `o
 from collections.abc import Iterator
 from typing import Any, Final
 
-from lpc_apps.logs.chats.body import prompt_of, reply_of
+from lpc_apps.logs.chats.body import prompt_of, refuse_other_answer, refuse_other_api, reply_of
 from lpc_apps.logs.chats.fields import moment, name_of, object_of, tokens_of
-from lpc_apps.logs.chats.outcome import ids_of, refuse_uncomputed
+from lpc_apps.logs.chats.outcome import ids_of, refuse_other_kind, refuse_uncomputed
 from lpc_apps.logs.chats.request import LoggedRequest
 from lpc_apps.logs.chats.server import server_of
+from lpc_apps.logs.chats.streams import whole
 from lpc_apps.logs.records import Misfit, Record, WrongRecord
 
 TIMES: Final = ("time", "timestamp", "ts", "@timestamp", "created_at", "start_time", "startTime", "created")
@@ -24,26 +25,34 @@ TIMES: Final = ("time", "timestamp", "ts", "@timestamp", "created_at", "start_ti
 EPOCH_S: Final = 1e9
 """Times from here on have their own unit: seconds since the epoch from 2001 on, or parts of them."""
 
-_ASKED: Final = ("messages", "input", "prompt", "contents", "conversations", "text_input", "payload")
+_ASKED: Final = ("messages", "input", "prompt", "contents", "conversations", "text_input")
+REPLIES: Final = ("response", "output", "completion")
+"""Names of the reply of a record; the last resort is that of a response, whose fields the record has itself."""
+_COUNTS: Final = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
 
 
 def has_shape(record: Record) -> bool:
     """Return whether a record is of this format, by its fields."""
-    asks = any(name in record for name in _ASKED)
+    asks = any(name in record for name in _ASKED) or bool(_payload(record))
     return bool(object_of(record.get("request"))) or (asks and any(name in record for name in (*TIMES, "delay")))
 
 
 def read(record: Record) -> Iterator[LoggedRequest]:
     """Yield the request of a record. Raises WrongRecord."""
-    inside = _body(record.get("request")) or object_of(record.get("payload"))
+    refuse_other_kind(record)
+    inside = _body(record.get("request")) or _payload(record)
     body = record | inside
     if "text_input" in body:
         body["prompt"] = body["text_input"]
-    response = _response(record.get("response"))
+    response = _response(_said(record))
     answer = response if isinstance(response, dict) else {}
     times = [*(record.get(name) for name in TIMES), *(inside.get(name) for name in TIMES), answer.get("created")]
     reply = reply_of(response)
     refuse_uncomputed(record, object_of(record.get("response")), answer, object_of(record.get("metadata")), replied=bool(reply))
+    for fields in (record, object_of(record.get("request"))):
+        refuse_other_api(fields)
+    if not reply:
+        refuse_other_answer(answer)
     prompt = prompt_of(body)
     if is_aiperf(record):
         time = _aiperf_time(record)
@@ -55,7 +64,7 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         raise WrongRecord("response is neither text nor a message")
     usage = record.get("usage")
     if usage is None:
-        usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
+        usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else _counts(record)
     if not isinstance(usage, dict):
         raise WrongRecord("usage is not an object")
     input_tokens, output_tokens = tokens_of(usage)
@@ -79,12 +88,31 @@ def read(record: Record) -> Iterator[LoggedRequest]:
     )
 
 
+def _payload(record: Record) -> Record:
+    """Return the body of AIPerf's row; empty: none. Other programs, such as Codex, have a part of a session in this field."""
+    found = object_of(record.get("payload"))
+    return found if "type" not in found and any(name in found for name in _ASKED) else {}
+
+
+def _said(record: Record) -> object:
+    found = next((record[name] for name in REPLIES if record.get(name) not in (None, "")), None)
+    return {"choices": record["choices"]} if found is None and isinstance(record.get("choices"), list) else found
+
+
+def _counts(record: Record) -> Record:
+    """Return the tokens that a record has itself, or among its metrics."""
+    for fields in (record, object_of(record.get("metrics"))):
+        if any(fields.get(name) is not None for name in _COUNTS):
+            return {name: fields.get(name) for name in _COUNTS}
+    return {}
+
+
 def is_aiperf(record: Record) -> bool:
     """Return whether a record is a row of AIPerf's trace with its text: times are milliseconds, also from the trace's start."""
     return (
         not {"timestamp", "delay"}.isdisjoint(record)
-        and not {"output_length", "delay", "text_input", "payload"}.isdisjoint(record)
-        and not {"messages", "text_input", "payload"}.isdisjoint(record)
+        and (not {"output_length", "delay", "text_input"}.isdisjoint(record) or bool(_payload(record)))
+        and (not {"messages", "text_input"}.isdisjoint(record) or bool(_payload(record)))
         and {"response", "usage", "request"}.isdisjoint(record)
     )
 
@@ -105,7 +133,8 @@ def _body(value: object) -> Record:
 
 
 def _response(value: Any) -> Any:
-    """Return a reply; the body of a response as an object. A reply's text may itself be JSON, and stays text."""
+    """Return a reply; the body of a response, also of a streamed one, as an object. A text of JSON stays text."""
+    value = whole(value)
     found = _body(value)
     is_body = not isinstance(value, str) or not {"choices", "output", "usage"}.isdisjoint(found)
     return found if found and is_body else value

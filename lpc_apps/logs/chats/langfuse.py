@@ -25,7 +25,9 @@ def has_shape(record: Record) -> bool:
     fields = snake(record)
     inside = fields.get("observations", fields.get("data"))
     if isinstance(inside, list):
-        return any(isinstance(item, dict) and (has_shape(item) or "observations" in item) for item in inside)
+        # A trace has its observations inside, or their ids.
+        is_trace = "observations" in fields and not {"timestamp", "start_time"}.isdisjoint(fields)
+        return is_trace or any(isinstance(item, dict) and (has_shape(item) or "observations" in item) for item in inside)
     kind = fields.get("type")
     return "start_time" in fields and (
         (isinstance(kind, str) and kind.upper() in _KINDS)
@@ -62,7 +64,7 @@ def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
 
 def _request(row: Record) -> LoggedRequest:
     kind = row.get("type")
-    if isinstance(kind, str) and kind.upper() != "GENERATION":
+    if isinstance(kind, str) and kind.upper() not in ("GENERATION", "LLM"):  # LLM: of Opik
         known = next(
             (word for word in ("SPAN", "EVENT", "EMBEDDING", "AGENT", "TOOL", "CHAIN") if word == kind.upper()), "other"
         )
@@ -75,7 +77,9 @@ def _request(row: Record) -> LoggedRequest:
         arguments = asked.get("args")
         asked = asked["kwargs"] or (arguments[0] if isinstance(arguments, list) and arguments else None)
     reply = reply_of(decoded(row.get("output")))
-    if row.get("level") == "ERROR" and not reply:
+    usage = object_of(row.get("usage_details")) or object_of(row.get("usage")) or row
+    input_tokens, output_tokens = tokens_of(usage)
+    if row.get("level") == "ERROR" and not (reply and output_tokens):  # the output may be the error's text
         raise OtherRecord("failed call")
     refuse_uncomputed(row, object_of(row.get("metadata")), object_of(row.get("output")), replied=bool(reply))
     if asked in (None, "", "null", [], {}):
@@ -89,8 +93,6 @@ def _request(row: Record) -> LoggedRequest:
     else:
         body["messages"] = [asked]
     prompt = prompt_of(body)
-    usage = object_of(row.get("usage_details")) or object_of(row.get("usage")) or row
-    input_tokens, output_tokens = tokens_of(usage)
     return LoggedRequest(
         moment(row.get("start_time")),
         prompt.messages,

@@ -12,6 +12,7 @@ from lpc_apps.logs.chats.fields import count_of, decoded, first_of, moment, name
 from lpc_apps.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc_apps.logs.chats.request import LoggedRequest
 from lpc_apps.logs.chats.server import server_of
+from lpc_apps.logs.chats.streams import whole
 from lpc_apps.logs.records import OtherRecord, Record
 
 _FIELDS: Final = frozenset({"call_type", "standard_logging_object", "proxy_server_request", "litellm_call_id", "model_group"})
@@ -28,11 +29,12 @@ def read(record: Record) -> Iterator[LoggedRequest]:
     for wrapper in ("kwargs", "standard_logging_object"):
         record = object_of(record[wrapper]) if object_of(record.get(wrapper)) else record
     refuse_operation(record.get("call_type"))
-    response = decoded(record.get("response"))
+    response = whole(decoded(record.get("response")))
     if isinstance(response, dict) and isinstance(response.get("data"), list):
         raise OtherRecord("not a chat: embedding")
     reply = reply_of(response)
     input_tokens = count_of(record.get("prompt_tokens"), 1)
+    noted = object_of(record.get("error_information")), object_of(record.get("status_fields"))
     if record.get("status") == "failure" or (input_tokens is None and record.get("error_str") and not reply):
         raise OtherRecord("failed call")
     if str(record.get("cache_hit")).lower() == "true":
@@ -41,6 +43,7 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         raise OtherRecord("failed call")
     metadata = object_of(record.get("metadata"))
     refuse_uncomputed(record, metadata, object_of(response), replied=bool(reply) or input_tokens is not None)
+    refuse_uncomputed(*noted, replied=bool(reply))
     prompt = prompt_of(_body(record))
     yield LoggedRequest(
         moment(first_of(record, "startTime", "start_time")),

@@ -11,17 +11,18 @@ from collections.abc import Iterator
 from typing import Final
 
 from lpc_apps.logs.chats import chat
-from lpc_apps.logs.chats.body import prompt_of, refuse_operation, reply_of
+from lpc_apps.logs.chats.body import prompt_of, refuse_operation, refuse_other_answer, refuse_other_api, reply_of
 from lpc_apps.logs.chats.fields import decoded, first_of, moment, name_of, object_of, tokens_of
 from lpc_apps.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc_apps.logs.chats.request import LoggedRequest
 from lpc_apps.logs.chats.server import server_of
+from lpc_apps.logs.chats.streams import whole
 from lpc_apps.logs.records import Record, WithoutPrompt, WrongRecord, loads
 
 _ESCAPED: Final = re.compile(rb"(?:\\x[0-9A-Fa-f]{2})+")
 _MISSING: Final = re.compile(rb'(?<!\\)":[ ]*-?[ ]*(?=[,}])')
 """A variable without a value, outside of quotes."""
-_TIMES: Final = (*chat.TIMES, "time_iso8601", "msec", "time_local")
+_TIMES: Final = (*chat.TIMES, "time_iso8601", "msec", "time_local", "request_created_at")
 
 
 def has_shape(record: Record) -> bool:
@@ -52,15 +53,18 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         raise WrongRecord("the body is not JSON, or cut off") from None
     if not isinstance(body, dict):
         raise WrongRecord("the body is not an object")
-    response = decoded(first_of(record, "response", "response_body", "resp_body"))
+    response = whole(decoded(first_of(record, "response", "response_body", "resp_body")))
     answer = response if isinstance(response, dict) else {}
     reply = reply_of(response)
     refuse_uncomputed(record, answer, replied=bool(reply))
+    refuse_other_api(record)
+    if not reply:
+        refuse_other_answer(answer)
     prompt = prompt_of(body)
     input_tokens, output_tokens = tokens_of(object_of(first_of(answer, "usage", "usageMetadata")) or answer)
     metadata = object_of(body.get("metadata"))
     yield LoggedRequest(
-        moment(first_of(record, "time", "time_iso8601", "msec", "@timestamp", "timestamp", "time_local")),
+        moment(first_of(record, *_TIMES)),
         prompt.messages,
         prompt.tools,
         reply,

@@ -15,7 +15,7 @@ from lpc_apps.logs.chats.body import prompt_of, refuse_operation, reply_of
 from lpc_apps.logs.chats.fields import count_of, decoded, first_of, moment, name_of, snake, tokens_of
 from lpc_apps.logs.chats.outcome import CACHED, STATUS, refuse_uncomputed
 from lpc_apps.logs.chats.request import LoggedRequest
-from lpc_apps.logs.records import OtherRecord, Record, WithoutPrompt, WrongRecord
+from lpc_apps.logs.records import Between, OtherRecord, Record, WithoutPrompt, WrongRecord
 
 _LEVELS: Final = (
     *("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "instrumentationLibrarySpans", "spans"),
@@ -31,6 +31,13 @@ _SAID: Final = ("gen_ai.completion", "llm.output_messages", "llm.completions", "
 """Names in the older conventions, in OpenInference, in older OpenLLMetry, and in Vercel's AI SDK."""
 _DEEPEST: Final = 12
 """Levels of numbered names."""
+_SPACES: Final = frozenset({"gen_ai", "llm", "openinference", "session", "user", "error", "traceloop"})
+"""First words of attributes that Phoenix exports as objects inside one another."""
+_COLUMN: Final = "attributes."
+"""Beginning of the attributes' names in exports of tables."""
+_STEPS: Final = ("openinference.span.kind", "traceloop.span.kind", "gen_ai.operation.name", "ai.operationId", "mlflow.spanType")
+"""Attributes of spans of programs: a call inside of such a span is not the call around it."""
+_PARENTS: Final = ("parentSpanId", "parent_span_id", "parent_id")
 _SCALARS: Final = ("stringValue", "intValue", "doubleValue", "boolValue", "bytesValue")
 
 
@@ -38,13 +45,18 @@ def has_shape(record: Record) -> bool:
     """Return whether a record is of this format, by its fields."""
     if not (frozenset(_LEVELS) - {"data", "batches"}).isdisjoint(record):
         return True
+    page = record.get("data")
+    if isinstance(page, list) and page and isinstance(page[0], dict) and "context" in page[0]:  # of Phoenix's API
+        return has_shape(page[0])
+    if any(name.startswith((f"{_COLUMN}llm.", f"{_COLUMN}gen_ai.")) for name in record):
+        return True
     attributes = record.get("attributes")
     if isinstance(attributes, list):
         return any(isinstance(pair, dict) and "key" in pair for pair in attributes)
     if not isinstance(attributes, dict):
         return False
     ids = {"span_id", "trace_id", "context", "start_time_unix_nano", "time_unix_nano"}
-    return any(name.startswith(("gen_ai.", "llm.", "openinference.")) for name in attributes) or not ids.isdisjoint(
+    return any(name.startswith(("gen_ai.", "llm.", "openinference.")) for name in _flat(attributes)) or not ids.isdisjoint(
         snake(record)
     )
 
@@ -64,7 +76,10 @@ def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
 
 def _spans(record: Record) -> Iterator[Record]:
     inside = [record[name] for name in _LEVELS if isinstance(record.get(name), list)]
-    if not inside:
+    if any(name.startswith(_COLUMN) for name in record):  # a row of a table
+        found = {name.removeprefix(_COLUMN): value for name, value in record.items() if name.startswith(_COLUMN)}
+        yield {name.removeprefix("context."): value for name, value in record.items()} | {"attributes": found}
+    elif not inside:
         if not any(isinstance(record.get(name), dict) for name in ("resource", "scope")) or "attributes" in record:
             yield record
         return
@@ -99,15 +114,20 @@ def _request(span: Record) -> LoggedRequest:
     if span.get("complete") is False:
         raise OtherRecord("messages without an answer in the same line")
     if not any(name.startswith(("gen_ai.", "llm.")) for name in found):
-        raise OtherRecord("not a GenAI span")
+        reason, name = "not a GenAI span", _name(span, "spanId", "span_id")
+        if name and not any(step in found for step in _STEPS):
+            raise Between(reason, name, _name(span, *_PARENTS))
+        raise OtherRecord(reason)
     refuse_operation(found.get("gen_ai.operation.name"))
     refuse_operation(found.get("llm.request.type"))
     if found.get("openinference.span.kind") not in (None, "LLM"):
         raise OtherRecord("not a span of a model")
     body, reply = _body(found, events)
     status = span.get("status")
-    code = first_of(status, "code", "status_code") if isinstance(status, dict) else None
-    if not reply and (str(code) in ERROR or found.get("error.type")):
+    code = first_of(status, "code", "status_code") if isinstance(status, dict) else status
+    codes = (code, span.get("status_code"), span.get("statusCode"))
+    raised = any(event.get("name") == "exception" for event in events)
+    if not reply and (any(str(code).upper() in ERROR for code in codes) or found.get("error.type") or raised):
         raise OtherRecord("failed call")
     last = {name.rpartition(".")[2]: value for name, value in found.items()}
     refuse_uncomputed({name: last[name] for name in (*STATUS, *CACHED) if name in last}, replied=True)
@@ -131,7 +151,7 @@ def _request(span: Record) -> LoggedRequest:
         scope=prompt.scope,
         left_out=prompt.left_out,
         ids=tuple(name for name in (_name(span, "spanId", "span_id"), _response(found)) if name),
-        parent=_name(span, "parentSpanId", "parent_span_id", "parent_id"),
+        parent=_name(span, *_PARENTS),
     )
 
 
@@ -250,12 +270,33 @@ def _lists(tree: Any) -> Any:
 def _attributes(value: object) -> Record:
     """Return attributes as an object."""
     if isinstance(value, dict):
-        return {str(key): _value(item) for key, item in value.items()}
+        return {str(key): _value(item) for key, item in _flat(value).items()}
     found = {}
     for pair in _listed(value):
         if isinstance(pair, dict) and isinstance(pair.get("key"), str):
             found[pair["key"]] = _value(pair.get("value"))
     return found
+
+
+def _flat(attributes: Record) -> Record:
+    """Return attributes with one name each, also if they are objects inside one another, or lists of such."""
+    found: Record = {}
+    for name, value in attributes.items():
+        if isinstance(value, dict | list) and str(name).partition(".")[0] in _SPACES:
+            found |= _names_in(str(name), value, _DEEPEST)
+        else:
+            found[name] = value
+    return found
+
+
+def _names_in(name: str, value: Any, depth: int) -> Record:
+    if isinstance(value, dict) and depth and not any(scalar in value for scalar in _SCALARS):
+        items = value.items()
+    elif isinstance(value, list) and depth and value and all(isinstance(item, dict) for item in value) and "messages" in name:
+        items = {str(at): item for at, item in enumerate(value)}.items()
+    else:
+        return {name: value}
+    return {key: one for inner, item in items for key, one in _names_in(f"{name}.{inner}", item, depth - 1).items()}
 
 
 def _value(value: Any) -> Any:

@@ -20,22 +20,51 @@ STATUS: Final = (
     "response_status",
     "response_code",
     "response_status_code",
+    "http_response_status_code",
+    "http_response_code",
+    "http_code",
 )
 """Fields of a status; a number, or text with it such as `503 Service Unavailable`."""
-FAILED: Final = frozenset({"failure", "failed", "error"})
+FAILED: Final = frozenset(
+    {"failure", "failed", "error", "errored", "timeout", "timed_out", "rate_limited", "throttled", "rejected"}
+)
 """Words of a status, an outcome or a state."""
-OUTCOMES: Final = {*STATUS, "state", "outcome", "result_status"}
-SUCCESS: Final = ("success", "ok", "is_success", "succeeded")
+OUTCOMES: Final = {*STATUS, "state", "outcome", "result", "result_status", "llm_api_status"}
+SUCCESS: Final = ("success", "ok", "is_ok", "is_success", "succeeded", "successful")
 """Fields that are false for a failed call."""
-ERRORS: Final = ("error", "error_message", "error_str", "exception")
+FAILURE: Final = ("failed", "is_failed", "is_error", "has_error", "is_failure")
+"""Fields that are true for a failed call."""
+ERRORS: Final = (
+    *("error", "error_message", "error_str", "exception", "error_code", "error_type", "error_info", "error_information"),
+    *("error_class", "exception_type", "exception_message", "failure_reason"),
+)
+LEVELS: Final = frozenset({"error", "critical", "fatal"})
+"""Levels of a record's line, which is of a failed call if it has no reply."""
 CACHED: Final = {
     *("cache_hit", "cached", "from_cache", "is_cached", "cache_status", "cache", "x_cache", "x_cache_status", "x_lpc_cache"),
-    *("upstream_cache_status", "helicone_cache", "cf_cache_status", "x_litellm_cache_hit"),
+    *("upstream_cache_status", "helicone_cache", "cf_cache_status", "x_litellm_cache_hit", "was_cached", "response_source"),
+    *("served_from_cache", "cached_response", "response_cached"),
 }
-HITS: Final = ("true", "hit", "exact", "normalised", "semantic", "yes")
+_CACHED: Final = re.compile(r"cache_?(hit|status|result|state|outcome)$")
+_PREFIX_CACHE: Final = re.compile(r"prefix|prompt|kv|token")
+"""Other names of such fields, and words in those of an engine's own prefix cache."""
+HITS: Final = ("true", "hit", "exact", "normalised", "semantic", "simple hit", "cache", "yes")
 """Beginnings of their values."""
-INSIDE: Final = ("headers", "response_headers", "http", "cache", "properties", "metadata")
-"""Objects in a record that may have these fields; those in PREFIXED with its name in front."""
+INSIDE: Final = (
+    *("headers", "response_headers", "http", "cache", "properties", "metadata", "hidden_params", "attributes"),
+    *("status_fields", "additional_headers"),
+)
+"""Objects in a record that may have these fields, also in one another; those in PREFIXED with its name in front."""
+OTHER_KINDS: Final = frozenset(
+    {
+        *("span", "event", "agent", "tool", "chain", "retriever", "retrieval", "evaluator", "embedding", "guardrail", "task"),
+        *("function", "score", "eval", "evaluation", "workflow", "step", "reranker", "trace", "thread", "general", "parser"),
+        *("facet", "preprocessor", "classifier", "human", "cot"),
+    }
+)
+"""Kinds of records in exports of Braintrust, Langfuse, LangSmith, Lunary and Opik that are not calls of a model."""
+KINDS: Final = ("type", "run_type", "span_type", "span_kind", "observation_type", "kind")
+"""Fields that name them."""
 PREFIXED: Final = ("http", "cache")
 IDS: Final = (
     *("id", "request_id", "x_request_id", "call_id", "litellm_call_id"),
@@ -43,6 +72,15 @@ IDS: Final = (
 )
 _SEPARATORS: Final = re.compile(r"(?<=.)[-._]+")
 _CODE: Final = re.compile(r"(?:HTTP/\d\S*\s+)?([45]\d\d)(?:\s|$)")
+
+
+def refuse_other_kind(record: Mapping[str, Any]) -> None:
+    """Raise OtherRecord for a record that an export has next to the calls of a model: a chain, a tool, a task, a trace."""
+    for fields in (record, object_of(record.get("span_attributes"))):
+        for name in KINDS:
+            value = fields.get(name)
+            if isinstance(value, str) and value.lower() in OTHER_KINDS:
+                raise OtherRecord(f"not a call of a model: {value.lower()}")
 
 
 def refuse_uncomputed(*records: Mapping[str, Any], replied: bool) -> None:
@@ -55,16 +93,21 @@ def refuse_uncomputed(*records: Mapping[str, Any], replied: bool) -> None:
     for fields in (found for record in records for found in _with_inner(record)):
         for name in fields.keys() & OUTCOMES:
             value = fields[name]
+            value = first_of(value, "code", "status_code", "statusCode") if isinstance(value, dict) else value
             code = count_of(value)
             if (code is not None and 400 <= code < 1000) or (
                 isinstance(value, str) and (value.lower() in FAILED or (name in STATUS and _CODE.match(value)))
             ):
                 raise OtherRecord("failed call")
-        if any(fields.get(name) is False for name in SUCCESS):
+        if any(fields.get(name) is False for name in SUCCESS) or any(fields.get(name) is True for name in FAILURE):
             raise OtherRecord("failed call")
-        if not replied and (any(_says(fields.get(name)) for name in ERRORS) or _ended_in_error(fields)):
+        if not replied and (
+            any(_says(fields.get(name)) for name in ERRORS)
+            or _ended_in_error(fields)
+            or str(fields.get("level")).lower() in LEVELS
+        ):
             raise OtherRecord("failed call")
-        for name in fields.keys() & CACHED:
+        for name in (name for name in fields if name in CACHED or _is_cached(name)):
             value = fields[name]
             if (
                 value is True
@@ -72,17 +115,20 @@ def refuse_uncomputed(*records: Mapping[str, Any], replied: bool) -> None:
                 or (name.endswith("_hit") and value in (1, "1"))
             ):
                 raise OtherRecord("answered by a cache")
+        source = fields.get("cache_reference_id")  # of Helicone: the request whose answer was returned
+        if isinstance(source, str) and source.strip("0-"):
+            raise OtherRecord("answered by a cache")
 
 
-def _with_inner(record: Mapping[str, Any]) -> Iterator[Record]:
+def _with_inner(record: Mapping[str, Any], depth: int = 2) -> Iterator[Record]:
     """Yield a record and the objects in it that may have its fields, with names in snake case."""
     fields = _plain(record)
     yield fields
     for name in INSIDE:
         inner = fields.get(name)
         if isinstance(inner, dict):
-            found = _plain(inner)
-            yield {f"{name}_{key}": value for key, value in found.items()} if name in PREFIXED else found
+            for found in _with_inner(inner, depth - 1) if depth > 1 else (_plain(inner),):
+                yield {f"{name}_{key}": value for key, value in found.items()} if name in PREFIXED else found
 
 
 def _plain(record: Mapping[str, Any]) -> Record:
@@ -98,6 +144,15 @@ def _joined(name: str) -> str:
     return _short_joined(name) if len(name) <= LONG_NAME else _SEPARATORS.sub("_", name)
 
 
+@lru_cache(maxsize=1024)
+def _short_is_cached(name: str) -> bool:
+    return _CACHED.search(name) is not None and _PREFIX_CACHE.search(name) is None
+
+
+def _is_cached(name: str) -> bool:
+    return len(name) <= LONG_NAME and "cache" in name and _short_is_cached(name)
+
+
 def _ended_in_error(response: Record) -> bool:
     choices = response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
@@ -106,7 +161,9 @@ def _ended_in_error(response: Record) -> bool:
 
 def _says(error: object) -> bool:
     if isinstance(error, str):
-        return error.strip().lower() not in ("", "null", "none", "-", "{}", "false")
+        return error.strip().lower() not in ("", "null", "none", "-", "{}", "[]", "false", "0", "ok", "200")
+    if isinstance(error, dict):
+        return any(_says(value) for value in error.values())
     return bool(error)
 
 

@@ -19,7 +19,7 @@ CALLS: Final = frozenset({"tool_use", "server_tool_use", "mcp_tool_use", "tool_c
 RESULTS: Final = frozenset({"tool_call_response", "server_tool_call_response", "function_call_output", "function_response"})
 UNSEEN: Final = frozenset({"cache_point"})
 """Marks of Bedrock."""
-ROLES: Final = {"human": "user", "ai": "assistant", "model": "assistant"}
+ROLES: Final = {"human": "user", "ai": "assistant", "model": "assistant", "gemini": "assistant"}
 """Other names of roles, as in LangChain and Gemini."""
 SPEAKERS: Final = {
     "human": "user",
@@ -33,8 +33,8 @@ MEDIA: Final[tuple[tuple[str, Kind], ...]] = (
     *(("file", "document"), ("document", "document"), ("pdf", "document"), ("blob", "document"), ("uri", "document")),
 )
 """Kinds of media by words in a part's type."""
-LANGCHAIN: Final = frozenset({"human", "ai", "system", "tool"})
-"""Types of LangChain's messages, which have no role."""
+LANGCHAIN: Final = frozenset({"human", "ai", "system", "tool", "user", "assistant", "gemini"})
+"""Types of the messages of LangChain, and of sessions of command-line agents, which have no role."""
 _LONG: Final = 64
 """Characters of a role that are read."""
 _BINARY: Final = re.compile(r"[A-Za-z0-9+/_-]{4096}")
@@ -121,7 +121,7 @@ def _role(name: str) -> str:
 def _with_role(message: Record, path: object) -> Record:
     """Return LangChain's message with the type that the name of its class shows, if it has none."""
     name = path[-1] if isinstance(path, list) and path and isinstance(path[-1], str) else ""
-    kind = next((kind for kind in LANGCHAIN if name.lower().startswith(kind)), None)
+    kind = next((kind for kind in sorted(LANGCHAIN) if name.lower().startswith(kind)), None)
     return message if kind is None else {"type": kind} | message
 
 

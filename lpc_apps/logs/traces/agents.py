@@ -2,7 +2,8 @@
 
 Format: a tar of one JSON per session with `block_size` and `requests` of `t` s, `in`, `out`, `hash_ids`, `stop`, `api_time` s.
 Ids are local to the session unless `hash_id_scope` is `global`. An entry with `requests` of its own is a sub-agent, whose times
-start at the entry's `t`; it is a conversation with the session's blocks. Requests of a session have their recorded intervals.
+start at the entry's `t`, and so are the calls in another field of a call. It is a conversation with the session's blocks.
+Requests of a session have their recorded intervals.
 The best predictor of a session's return is why the reply ended (a tool call or the end of the turn). An engine sees it in the
 reply; it is the category of the next request.
 """
@@ -35,6 +36,9 @@ from lpc_apps.logs.records import (
 from lpc_apps.logs.traces.request import BlockIds, Trace, TracedRequest, ids_of, packed, seconds, tokens
 
 ACTIVE_SESSIONS: Final = 20
+FEW_BLOCKS: Final = 2
+FEW_SHARE: Final = 0.05
+"""Blocks, and share of them, by which ids may differ from a prompt's tokens, which the provider counts with its tokenizer."""
 OTHER_SIZE: Final = "block_size is not that of most sessions"
 
 
@@ -196,11 +200,12 @@ def _session(record: object) -> _Session:
     if scope not in ("local", "global", None):
         raise WrongRecord("hash_id_scope is neither local nor global")
     conversations: list[list[_Call]] = []
-    retries = _gather(calls, 0.0, conversations)
-    return _Session(str(name), tokens(record, "block_size", 1), scope == "global", conversations, retries)
+    size = tokens(record, "block_size", 1)
+    retries = _gather(calls, 0.0, conversations, size, scope)
+    return _Session(str(name), size, scope == "global", conversations, retries)
 
 
-def _gather(calls: object, start: float, conversations: list[list[_Call]]) -> int:
+def _gather(calls: object, start: float, conversations: list[list[_Call]], size: int, scope: object) -> int:
     """Add the calls of an agent, whose times are from ``start``, as a conversation; then those of its sub-agents.
 
     Return the number of calls without blocks, or without a prompt, which are retries. Raises WrongRecord.
@@ -211,21 +216,33 @@ def _gather(calls: object, start: float, conversations: list[list[_Call]]) -> in
     conversations.append(own)
     retries = 0
     for call in calls:
-        if "requests" in call:
-            retries += _gather(call["requests"], start + seconds(call, "t"), conversations)
-        elif call.get("hash_ids") and call.get("in") != 0:
-            own.append(_call(call, start))
-        else:
+        inside = [value for key, value in call.items() if key == "requests" or _are_calls(value)]
+        if inside and call.get("hash_id_scope", scope) != scope:
+            raise WrongRecord("hash_id_scope of a sub-agent is not its session's")
+        if call.get("hash_ids") and call.get("in") != 0:
+            own.append(_call(call, start, size))
+        elif not inside:
             retries += 1
+        for found in inside:
+            retries += _gather(found, start + seconds(call, "t"), conversations, size, scope)
     return retries
 
 
-def _call(call: Record, start: float) -> _Call:
+def _are_calls(value: object) -> bool:
+    """Return whether a field of a call has the calls of a sub-agent, or sub-agents."""
+    listed = value if isinstance(value, list) else []
+    return any(isinstance(item, dict) and not {"hash_ids", "requests"}.isdisjoint(item) for item in listed)
+
+
+def _call(call: Record, start: float, size: int) -> _Call:
+    input_tokens = tokens(call, "in", 1)
     ids: Sequence[int] = packed(ids_of(call, "hash_ids"))
+    if abs(len(ids) - input_tokens / size) > max(FEW_BLOCKS, FEW_SHARE * len(ids)):
+        raise Misfit("hash_ids are not those of the prompt's tokens")
     took = call.get("api_time") or 0.0
     return _Call(
         start + seconds(call, "t"),
-        tokens(call, "in", 1),
+        input_tokens,
         tokens(call, "out"),
         ids,
         str(call.get("stop") or "unknown"),

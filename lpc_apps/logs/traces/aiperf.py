@@ -112,6 +112,8 @@ def read_aiperf(path: Path, sample: Sample = WHOLE) -> Trace:
 def _sessions(path: Path, skipped: Skipped) -> dict[str, list[_Row]]:
     """Return the rows by session, in the order of the file; a session ends before its first row that cannot be read."""
     broken: dict[str, str] = {}
+    local: dict[tuple[str, int], int] = {}
+    """Names of ids that are of one session only."""
     alone = 0
 
     def parse(record: dict[str, Any]) -> Iterator[_Row]:
@@ -127,7 +129,13 @@ def _sessions(path: Path, skipped: Skipped) -> dict[str, list[_Row]]:
         if session in broken:
             raise Misfit("an earlier row of the session cannot be read")
         try:
-            yield _row(record, session)
+            row = _row(record, session)
+            scope = record.get("hash_id_scope")
+            if scope == "local" and name is not None:
+                row.ids = [local.setdefault((session, block), -1 - len(local)) for block in row.ids]
+            elif scope not in (None, "global"):
+                raise Misfit("hash_id_scope is not global, and the row has no session_id")
+            yield row
         except WrongRecord as wrong:
             broken[session] = str(wrong)
             raise

@@ -24,7 +24,7 @@ from lpc.model.conversation import Message
 from lpc_apps.logs.chats import Reader, chat, read_chats
 from lpc_apps.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, Part, rendered
 from lpc_apps.logs.datasets.conversation import Conversation
-from lpc_apps.logs.records import Skipped, WithoutPrompt
+from lpc_apps.logs.records import Misfit, Skipped, WithoutPrompt
 from lpc_apps.logs.traces.request import FAR_AWAY, BlockIds, Trace, TracedRequest, in_order
 from lpc_apps.logs.traces.sample import WHOLE, Sample
 
@@ -35,6 +35,9 @@ SURE_TOKENS: Final = 256
 """Estimated tokens of a prompt in which the template's own text does not matter for the ratio of characters and tokens."""
 BLOCK_TOKENS_RANGE: Final = (8, 64)
 """Tokens of a block from 8 characters per token to one."""
+MOST_TOKENS_PER_CHAR: Final = 2
+TEMPLATE_TOKENS: Final = 1_000
+"""More tokens of a prompt than these, those of the template aside, do not come from its text."""
 MEDIUM_RANGE: Final = (BLOCK_TOKENS, 65_536)
 SETTLED_S: Final = 3600.0
 """A conversation with a request in the last seconds of the log may not have ended."""
@@ -73,6 +76,7 @@ def read_chat(path: Path, reader: Reader, sample: Sample = WHOLE, *, texts: bool
     between = -math.inf, math.inf
 
     def check(request: LoggedRequest) -> None:
+        _refuse_part(request)
         if not between[0] <= request.time <= between[1]:
             raise WithoutPrompt(FAR_AWAY)
         in_sample(_parts(request))
@@ -110,6 +114,18 @@ def read_chat(path: Path, reader: Reader, sample: Sample = WHOLE, *, texts: bool
             )
         )
     return Trace(path.name, block_tokens, requests, start=start, skipped=skipped, estimated=reading.estimated())
+
+
+def _refuse_part(request: LoggedRequest) -> None:
+    """Raise Misfit if a prompt has so many tokens that its text cannot be all of it; not if a part is known to be left out."""
+    if request.input_tokens is None or request.left_out:
+        return
+    parts = [part for message in request.messages for part in message.parts]
+    if any(part.kind in MEDIA_TOKENS or part.kind in ("data", "reasoning") for part in parts):
+        return
+    chars = sum(len(part.text) for part in (*parts, *request.tools))
+    if request.input_tokens > MOST_TOKENS_PER_CHAR * chars + TEMPLATE_TOKENS:
+        raise Misfit("the prompt has more tokens than its text: earlier messages are not in the record")
 
 
 def _lines(

@@ -38,6 +38,7 @@ from lpc_apps.logs.traces.request import (
     hashed_blocks,
     milliseconds,
     read_lines,
+    refuse_uncomputed_row,
     tokens,
     turn_bucket,
 )
@@ -171,5 +172,6 @@ class _Conversations:
 
 def _lengths(record: dict[str, Any]) -> tuple[float, int, int]:
     """Return arrival, tokens of the prompt, and tokens of the reply. Raises WrongRecord."""
+    refuse_uncomputed_row(record)
     input_tokens = tokens(record, "input_length", 1)
     return milliseconds(record, "timestamp"), input_tokens, tokens(record, "output_length")

@@ -24,6 +24,7 @@ from lpc_apps.logs.traces.request import (
     hashed_blocks,
     ids_of,
     read_lines,
+    refuse_uncomputed_row,
     seconds,
     tokens,
     whole,
@@ -117,6 +118,7 @@ def _refuse_repeated(chat: int, chats: set[int]) -> None:
 
 def _check(record: dict[str, Any]) -> None:
     """Raise WrongRecord for a field that is not what the publisher describes; without `hash_ids`."""
+    refuse_uncomputed_row(record)
     if not isinstance(record.get("type"), str) or not record["type"]:
         raise WrongRecord("type is not text")
     if not isinstance(record.get("reply_end", ""), str):

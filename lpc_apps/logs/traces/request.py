@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lpc_apps.logs.chats.fields import MOST_TOKENS, UNITS
+from lpc_apps.logs.chats.outcome import CACHED, ERRORS, FAILURE, OUTCOMES, SUCCESS, refuse_uncomputed
 from lpc_apps.logs.records import Misfit, Record, Skipped, WrongRecord, read_records, refuse_remainder
 
 LATEST: Final = 1e14
@@ -261,6 +262,15 @@ def has_ids(record: Record) -> bool:
     return "hash_ids" in record and "input_length" in record
 
 
+_OUTCOME: Final = frozenset({*OUTCOMES, *SUCCESS, *FAILURE, *ERRORS, *CACHED})
+
+
+def refuse_uncomputed_row(record: Record) -> None:
+    """Raise OtherRecord for a row that names a failed attempt, or an answer of a cache."""
+    if not _OUTCOME.isdisjoint(record):
+        refuse_uncomputed(record, replied=bool(record.get("output_length")))
+
+
 def check_ids(record: Record) -> None:
     """Raise WrongRecord for a record whose ids, length or time cannot be read."""
     ids_of(record, "hash_ids"), tokens(record, "input_length", 1), milliseconds(record, "timestamp")
@@ -272,6 +282,8 @@ def hashed_blocks(record: dict[str, Any], input_tokens: int, block_tokens: int) 
     A record with `block_size` may have fewer ids: of an export whose prompts had more tokens than their text shows.
     """
     ids = ids_of(record, "hash_ids")
+    if record.get("hash_id_scope") not in (None, "global"):
+        raise Misfit("hash_id_scope is not global, and the row has no session_id")
     if "block_size" in record and record["block_size"] != block_tokens:
         raise Misfit("block_size is not the first record's")
     if "block_size" in record and len(ids) <= -(-input_tokens // block_tokens):

@@ -235,3 +235,66 @@ def test_models_that_name_their_layers_by_other_keys(
 def test_layers_that_are_told_by_unknown_keys_are_refused(config: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelConfigError):
         of(config, tmp_path)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    ("more", "per_token"),
+    [
+        ({"model_type": "falcon", "multi_query": True, "num_key_value_heads": None}, 32 * 2 * 128 * 2),
+        ({"model_type": "falcon", "multi_query": True, "num_kv_heads": 8, "new_decoder_architecture": True}, 128 * 1024),
+        ({"model_type": "gpt_bigcode", "multi_query": True, "num_key_value_heads": None}, 32 * 2 * 128 * 2),
+        ({"model_type": "mpt", "attn_config": {"kv_n_heads": 8}, "num_key_value_heads": None}, 128 * 1024),
+        ({"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}, 64 * 1024),
+        ({"quantization_config": {"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}}}, 64 * 1024),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False},
+                }
+            },
+            64 * 1024,
+        ),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, 128 * 1024),
+    ],
+)
+def test_heads_and_numbers_of_the_cache_are_those_of_vllms_converters(
+    more: Any, per_token: int, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not installed:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    assert of(LLAMA_8B | more, tmp_path).per_token == per_token
+    assert of(LLAMA_8B | more, tmp_path, kv_dtype="bfloat16").per_token in (per_token, 2 * per_token)
+
+
+def test_the_checkpoint_of_a_model_with_images_names_the_numbers_of_its_cache(tmp_path: Path) -> None:
+    fp8 = {"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}
+    assert of({"model_type": "llava", "text_config": LLAMA_8B, **fp8}, tmp_path).per_token == 64 * 1024
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"model_type": "minicpm3", "kv_lora_rank": 256, "qk_rope_head_dim": 32},
+        {"model_type": "ouro", "total_ut_steps": 4},
+        {"model_type": "iquestloopcoder", "loop_num": 2},
+        {"model_type": "hunyuan", "use_cla": True},
+        {"model_type": "mimo_v2_flash", "hybrid_layer_pattern": [0, 1], "swa_num_key_value_heads": 4},
+        {"model_type": "plamo3", "window_size": 2048},
+        {"model_type": "deci", "num_key_value_heads_per_layer": [4] * 32},
+        {"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}},
+    ],
+)
+def test_models_whose_cache_is_told_by_other_keys_are_refused(more: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelConfigError, match="is not known here, because it"):
+        of(LLAMA_8B | more, tmp_path)
+
+
+def test_a_model_of_linear_layers_without_their_types_is_refused_without_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Qwen3-Next's configuration, whose types of layers follow from ``full_attention_interval``."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModelConfigError, match="full_attention_interval"):
+        of(LLAMA_8B | {"model_type": "qwen3_next", "full_attention_interval": 4, "linear_num_value_heads": 32}, tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -170,6 +171,51 @@ def test_a_tool_with_the_same_name_and_another_definition_is_found() -> None:
 
     records = [{**record, "tools": tools()} for record in clean(8, sessions=6)]
     assert causes(analysed(records)) == [("tools", "tools")]
+
+
+def chats(number: int, turns: int, change: Callable[[list[Record], int, int], Record]) -> list[Record]:
+    """Return requests of conversations whose messages ``change`` returns, by conversation and turn."""
+    draw, found = random.Random(3), []
+    for conversation in range(number):
+        said: list[Record] = [{"role": "system", "content": words(random.Random(1), 80)}]
+        for turn in range(turns):
+            said.append({"role": "user", "content": words(draw, 20)})
+            reply = f"cafe\u0301 {words(draw, 30)}"
+            row = {"time": 60 * turn + conversation, "session_id": f"s{conversation}", "response": reply}
+            found.append(row | change([*said], conversation, turn))
+            said.append({"role": "assistant", "content": reply})
+    return sorted(found, key=lambda row: row["time"])
+
+
+def test_a_time_in_the_description_of_each_tool_is_found_there() -> None:
+    def tools(said: list[Record], conversation: int, turn: int) -> Record:
+        about = f"Today is 2026-03-{1 + (5 * conversation + turn) % 28:02}. "
+        each = [{"name": f"tool{at}", "description": about + words(random.Random(at), 30)} for at in range(6)]
+        return {"messages": said, "tools": [{"type": "function", "function": tool} for tool in each]}
+
+    found = analysed(chats(5, 5, tools))
+    assert causes(found) == [("time", "tools")] and found.fixed > found.hit_rate + 0.3
+
+
+def test_a_reply_in_another_unicode_form_has_the_loss_of_its_conversation() -> None:
+    def composed(said: list[Record], conversation: int, turn: int) -> Record:
+        return {"messages": [{**one, "content": one["content"].replace("e\u0301", "\u00e9")} for one in said]}
+
+    found = analysed(chats(5, 6, composed))
+    unchanged = analysed(chats(5, 6, lambda said, *_: {"messages": said}))
+    assert causes(found) == [("space", "assistant")]
+    assert found.hit_rate < unchanged.hit_rate - 0.05 and found.fixed == pytest.approx(unchanged.hit_rate, abs=CLOSE)
+
+
+def test_lines_that_are_put_behind_the_last_message_are_one_cause() -> None:
+    """As the reminders of agents, which are in the last message only."""
+    reminder = f"\n<system-reminder>{words(random.Random(9), 30)}</system-reminder>"
+
+    def reminded(said: list[Record], conversation: int, turn: int) -> Record:
+        return {"messages": [*said[:-1], {**said[-1], "content": said[-1]["content"] + reminder}]}
+
+    found = analysed(chats(5, 6, reminded))
+    assert causes(found) == [("edited", "user")] and found.findings[0].alone > found.hit_rate + 0.05
 
 
 def test_odd_requests_are_analysed() -> None:
