@@ -18,7 +18,7 @@ WAITS: Final = dict.fromkeys(
 OTHERS: Final = dict.fromkeys(
     (f"eviction_client.policy.rules.{name}" for name in ("lru", "mq", "ttl", "wa", "lpc")), "another rule"
 )
-COUNTED: Final = {"UnderLru": "counts", "Prediction": "comes from a double of the sidecar"}
+COUNTED: Final = {"UnderLru": "counts", "SidecarPrediction": "comes from a double of the sidecar"}
 DOUBLE: Final = {"eviction_client.transport.scripted_predictor": "stands for the sidecar"}
 
 
