@@ -64,7 +64,7 @@ async def test_a_prompt_becomes_a_class_as_the_page_shows(tiny_models: Path, tmp
     tokenizer = tokenizer_of(STYLES["chatml"])
     tokenizer.save_pretrained(folder)
     with following(walk):
-        async with sidecar(tiny_models) as (_, addresses):
+        async with sidecar(tiny_models, reload_s=3600.0) as (_, addresses):
             client = engine(f"127.0.0.1:{addresses.port}", folder)
             plugin = Plugin(ClientSettings(pooling="off"), capacity=1000, block_tokens=16, predictor=client)
             await eventually(lambda: client.tokenizer_state == "ready")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from eviction_client.policy.features import Features
+from eviction_client.policy.request import Features
 from eviction_client.policy.rules import AUTO, CHOOSABLE, HOMES, RULES
 from eviction_client.settings import ClientSettings
 

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from typing import ClassVar, Final, NamedTuple
 
-from eviction_client.policy.features import Features
 from eviction_client.policy.queue.free_queue import Table, Tables
+from eviction_client.policy.request import Features
 from eviction_client.policy.reuse_monitor import Counts
 from lpc.model.curve import KNOTS
 

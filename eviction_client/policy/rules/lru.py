@@ -1,6 +1,6 @@
 """Least recently used first."""
 
-from eviction_client.policy.features import Features
+from eviction_client.policy.request import Features
 from eviction_client.policy.rules.base import Learned, Rule, Steps
 
 

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from eviction_client.policy.features import LEVELS, Features
 from eviction_client.policy.queue.free_queue import Tables
+from eviction_client.policy.request import LEVELS, Features
 from eviction_client.policy.rules.base import Learned, Rule, Steps, scaled
 from lpc.model.curve import HORIZON_S, KNOTS
 

@@ -3,8 +3,8 @@
 from functools import cache
 from typing import Final
 
-from eviction_client.policy.features import TURN_GROUPS, Features
 from eviction_client.policy.queue.free_queue import Tables
+from eviction_client.policy.request import TURN_GROUPS, Features
 from eviction_client.policy.rules.base import FALLING, Learned, Rule, Steps, scaled
 from lpc.model.curve import KNOTS
 

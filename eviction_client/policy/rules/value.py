@@ -1,8 +1,8 @@
 """The retention value, of the combined classes: with the sidecar's features (`value`) and without them (`own`)."""
 
 from eviction_client.policy.classes import CELLS, cell_of, without_sidecar
-from eviction_client.policy.features import Features
 from eviction_client.policy.queue.free_queue import Table, Tables
+from eviction_client.policy.request import Features
 from eviction_client.policy.rules.base import Learned, Rule, Steps, scaled
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Generator, Mapping, Sequence
 from typing import Final
 
-from eviction_client.policy.features import NEW_GROUPS, TURN_GROUPS, Features
 from eviction_client.policy.queue.free_queue import Tables
+from eviction_client.policy.request import NEW_GROUPS, TURN_GROUPS, Features
 from eviction_client.policy.reuse_monitor import Counts, add, nothing
 from eviction_client.policy.rules.base import Learned, Rule, Steps, scaled
 from lpc.model import exponential
