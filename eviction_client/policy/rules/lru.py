@@ -9,6 +9,8 @@ class Lru(Rule):
 
     name = "lru"
     source = "the engine's own order"
+    formula = "falls with the age, the same for all blocks"
+    divided = "one"
     classes = 1
 
     @staticmethod

@@ -22,7 +22,9 @@ class Mq(Rule):
     """
 
     name = "mq"
-    source = "Multi-Queue (Zhou, Philbin and Li, USENIX ATC 2001)"
+    source = "Multi-Queue: Zhou, Philbin and Li, USENIX ATC 2001"
+    formula = "the level, log2 of the uses (at most 3), less the lifetimes without a use"
+    divided = "4, by uses"
     classes = LEVELS
 
     @staticmethod

@@ -21,7 +21,9 @@ class Ttl(Rule):
     """
 
     name = "ttl"
-    source = "TensorRT-LLM: KvCacheRetentionConfig, LRUEvictionPolicy"
+    source = "priorities with a duration: TensorRT-LLM's `KvCacheRetentionConfig`"
+    formula = "the priority of the turn (35, 50, 65, 80, 100) for 300 s; then 35 as if just used"
+    divided = "5, by turn"
     classes = TURN_GROUPS
 
     @staticmethod

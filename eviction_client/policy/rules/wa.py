@@ -23,7 +23,9 @@ class Wa(Rule):
     """
 
     name = "wa"
-    source = "KVCache Cache in the Wild (ATC 2025, 4.2)"
+    source = "*KVCache Cache in the Wild*, USENIX ATC 2025, 4.2"
+    formula = "`q (1 - exp(-life / tau)) exp(-a / tau)`"
+    divided = "20, by new tokens and turn"
     classes = NEW_GROUPS * TURN_GROUPS
     exact = True
     choosable = False
