@@ -13,8 +13,7 @@ from typing import Any, Final
 from vllm.v1.core.block_pool import BlockPool
 
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
-from eviction_client.policy.request import TrackedRequest
-from eviction_client.policy.spans import Span, Spans
+from eviction_client.policy.request import Span, Spans, TrackedRequest
 from eviction_client.transport.client import PredictorClient
 from eviction_client.transport.scripted_predictor import CONTINUES
 from lpc.model.curve import EDGES, values

@@ -30,7 +30,7 @@ from eviction_client.stores.layout import Layout
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from eviction_client.transport.client import PredictorClient
-from eviction_client.transport.messages import Prediction
+from eviction_client.transport.messages import SidecarPrediction
 from eviction_client.transport.predictor import PredictorCounters
 from eviction_client.transport.sidecar_curves import ReuseCurves
 from eviction_client.transport.tokenizer_upload import TokenizerState
@@ -139,7 +139,7 @@ class Timed:
         self.seconds: list[float] = []
         self.counting = False
         self._asked: dict[Hashable, float] = {}
-        self._answers: dict[Hashable, Prediction] = {}
+        self._answers: dict[Hashable, SidecarPrediction] = {}
 
     def poll(self) -> None:
         """Take the answers that have arrived."""
@@ -158,7 +158,7 @@ class Timed:
         self._asked[request_id] = time.perf_counter()
         self.client.ask(request_id, token_ids=token_ids, category=category, conversation_id=conversation_id, user=user)
 
-    def take(self, request_id: Hashable) -> Prediction | None:
+    def take(self, request_id: Hashable) -> SidecarPrediction | None:
         """See `Predictor`."""
         return self._answers.pop(request_id, None)
 

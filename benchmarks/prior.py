@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from eviction_client.pace import finish
 from eviction_client.policy.classes import CELLS
-from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS, new_group
-from eviction_client.policy.request import TrackedRequest
+from eviction_client.policy.request import GAP_CLASSES, NEW_GROUPS, TrackedRequest, new_group
 from eviction_client.policy.reuse_monitor import Counts, ReuseMonitor, add, nothing
 from lpc.model.curve import EDGES, INTERVALS
 from lpc_apps.simulator.engine import simulate

@@ -1,5 +1,5 @@
 """Writes the pages of docs/reference that the code knows best (`make reference`): settings, commands, metrics with alerts.
-Of the page of log formats it writes the table.
+Of the pages of log formats and of rules it writes the table.
 
 Commands of all pages that install this package get the source of `lpc.distribution`. --check compares only.
 """
@@ -19,6 +19,7 @@ from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from eviction_client.observability.metrics import METRICS
+from eviction_client.policy.rules import RULES
 from eviction_client.settings import ClientSettings
 from lpc.distribution import from_source
 from lpc.wire.redis_settings import RedisSettings
@@ -209,6 +210,13 @@ def with_formats(page: str) -> str:
     return head + titles + "\n".join(rows) + "\n\n" + rest.partition("\n\n")[2]
 
 
+def with_rules(page: str) -> str:
+    """Return the page of the rules with a table of them."""
+    rows = [f"| `{name}` | {rule.formula} | {rule.divided} | {rule.source} |" for name, rule in RULES.items()]
+    head, titles, rest = page.partition("| Rule | Value at age `a` seconds | Classes | Source |\n|---|---|---|---|\n")
+    return head + titles + "\n".join(rows) + "\n\n" + rest.partition("\n\n")[2]
+
+
 INSTALLING = (DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((DOCS.parent / "deploy/examples").glob("*.yaml")))
 """Pages with commands that install this package."""
 PAGES = {
@@ -216,6 +224,7 @@ PAGES = {
     "commands": commands_page,
     "metrics": metrics_page,
     "log-formats": lambda: with_formats((DOCS / "reference/log-formats.md").read_text()),
+    "rules": lambda: with_rules((DOCS / "reference/rules.md").read_text()),
 }
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from eviction_client.stores import BlockHash, BlockStore, EngineId, open_store
     from eviction_client.stores.namespace import Namespace
     from eviction_client.transport.client import PredictorClient
-    from eviction_client.transport.messages import Prediction
+    from eviction_client.transport.messages import SidecarPrediction
 
 __all__ = [
     "Block",
@@ -31,8 +31,8 @@ __all__ = [
     "FreeQueue",
     "Hints",
     "Namespace",
-    "Prediction",
     "PredictorClient",
+    "SidecarPrediction",
     "StoreError",
     "open_store",
     "values",
@@ -41,7 +41,7 @@ __all__ = [
 _HOMES: Final = {
     "errors": ("ClientError", "EngineUnsupported", "StoreError"),
     "policy.hints": ("Hints",),
-    "transport.messages": ("Prediction",),
+    "transport.messages": ("SidecarPrediction",),
     "transport.client": ("PredictorClient",),
     "settings": ("ClientSettings",),
     "stores": ("BlockHash", "BlockStore", "EngineId", "open_store"),

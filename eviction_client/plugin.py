@@ -21,8 +21,7 @@ from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.free_queue import Table
-from eviction_client.policy.request import TrackedRequest
-from eviction_client.policy.spans import Span, Spans
+from eviction_client.policy.request import Span, Spans, TrackedRequest
 from eviction_client.policy.tier import ChunkTier
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.base import BlockStore, EngineId
@@ -178,7 +177,7 @@ class Plugin:
             completed: False if it was aborted or failed; its prediction is then ignored.
             blocks: hashes of its computed blocks from the start, which must not change afterwards.
             prompt_blocks: number of these that the prompt filled.
-            reply_end: equal for replies with the same end; see :class:`eviction_client.policy.frequent.Frequent`.
+            reply_end: equal for replies with the same end; see :class:`eviction_client.policy.classifier.Frequent`.
             session: digest of the conversation's name, the same in all engines, if known.
             token_ids: the prompt, which must not change afterwards; empty for a prompt of embeddings.
             prompt_tokens: number of tokens in the prompt; None: as many as ``token_ids``.

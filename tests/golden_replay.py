@@ -22,13 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from eviction_client.policy.features import GAP_CLASSES
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.floors import FlooredQueue
 from eviction_client.policy.queue.free_list import Block
 from eviction_client.policy.queue.free_queue import FreeQueue
-from eviction_client.policy.request import TrackedRequest
+from eviction_client.policy.request import GAP_CLASSES, TrackedRequest
 from eviction_client.policy.rules import AUTO
 from eviction_client.policy.tier import Tier
 from lpc.model.curve import INTERVALS

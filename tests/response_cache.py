@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
 from predictor_service.metrics import Metrics
-from response_cache.keys.canonical import Namer, Request
+from response_cache.keys.canonical import CacheRequest, Namer
 from response_cache.keys.sealing import Keys
 from response_cache.semantic.evidence import LEVELS
 from response_cache.semantic.gate import Decision, Gate
@@ -136,12 +136,12 @@ class Caches:
         await self.redis.close()
 
 
-def asked(*turns: str, scope: str = "faq", **fields: Any) -> Request:
+def asked(*turns: str, scope: str = "faq", **fields: Any) -> CacheRequest:
     """Return a request whose turns alternate between user and assistant."""
     roles = ("user", "assistant")
     messages = tuple({"role": roles[n % 2], "content": text} for n, text in enumerate(turns))
     parameters = {"temperature": 0, **fields.pop("parameters", {})}
-    return Request(**{"model": "m", "parameters": parameters, "messages": messages, "scope": scope, **fields})
+    return CacheRequest(**{"model": "m", "parameters": parameters, "messages": messages, "scope": scope, **fields})
 
 
 def answer(text: str = "It is.", **fields: Any) -> Answer:

@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from response_cache.keys.canonical import Request
+from response_cache.keys.canonical import CacheRequest
 from response_cache.semantic.gate import Gate
-from response_cache.service.outcomes import Hit
+from response_cache.service.outcomes import CacheHit
 from response_cache.store.answers import Answer
 from response_cache.store.scopes import ScopeSettings
 from tests.response_cache import Caches as OneSidecar
@@ -46,7 +46,7 @@ class Caches(OneSidecar):
         )
 
 
-def question(i: int, *, reworded: bool = False, tenant: str = "") -> Request:
+def question(i: int, *, reworded: bool = False, tenant: str = "") -> CacheRequest:
     """Return the i-th question, in a partition of its own."""
     text = f"please question {i} thanks" if reworded else f"question {i}"
     return asked(f"context {i}", "Yes.", text, tenant=tenant)
@@ -89,7 +89,7 @@ async def drive(
     for i in lookups:
         request = question(i, reworded=True, tenant=tenant)
         found = await caches.cache.lookup(client, request)
-        if isinstance(found, Hit):
+        if isinstance(found, CacheHit):
             outcome.served += 1
             outcome.wrong += wrong(i)
             outcome.bound = max(outcome.bound, found.error_bound)

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from eviction_client.policy.spans import Span, Spans
+from eviction_client.policy.request import Span, Spans
 
 
 def spans_of(*classes: tuple[int, int]) -> Spans:

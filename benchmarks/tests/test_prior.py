@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.prior import counted, learn
 from eviction_client.policy.classes import CELLS
-from eviction_client.policy.features import gap_class
+from eviction_client.policy.request import gap_class
 from lpc.model.curve import HORIZON_S, INTERVALS, interval_of
 from lpc_apps.simulator.workload import Turn, Workload
 

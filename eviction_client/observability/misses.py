@@ -20,9 +20,8 @@ from eviction_client.observability.lru_gain import ENGINE, LRU, sampled_depths
 from eviction_client.observability.part_blocks import LEAST_UNIT, PartBlocks
 from eviction_client.observability.repeated_text import CHANGES, RepeatedText
 from eviction_client.observability.sizes import CacheSizes
-from eviction_client.policy.features import GAPS
 from eviction_client.policy.ghosts import GhostCache
-from eviction_client.policy.request import TrackedRequest, UnderLru
+from eviction_client.policy.request import GAPS, TrackedRequest, UnderLru
 from eviction_client.policy.rules import RULES
 from eviction_client.schedule.prefill import RepeatedPrefill
 from eviction_client.tenants import MOST_TENANTS, OTHERS

@@ -6,7 +6,7 @@ that no request has needed for IDLE_S gives its number back; while none is free,
 
 from typing import Final
 
-from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS, Features
+from eviction_client.policy.request import GAP_CLASSES, NEW_GROUPS, Features
 
 MOST_CLASSES: Final = 2048
 CELLS: Final = GAP_CLASSES * NEW_GROUPS

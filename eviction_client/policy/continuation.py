@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Final
 
-from eviction_client.policy.features import TURN_GROUPS, Features, log_odds_of
+from eviction_client.policy.request import TURN_GROUPS, Features, log_odds_of
 from eviction_client.policy.reuse_monitor import Counts
 from lpc.model.curve import interval_of
 from lpc.model.probability import logit

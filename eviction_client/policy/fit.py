@@ -38,8 +38,8 @@ from operator import mul
 from typing import Any, Final
 
 from eviction_client.policy.classes import cell_of, without_sidecar
-from eviction_client.policy.features import Features
 from eviction_client.policy.prior import Prior
+from eviction_client.policy.request import Features
 from eviction_client.policy.reuse_monitor import PER_STEP, Counts, add, nothing, together
 
 PRIOR_WEIGHT: Final = 300.0

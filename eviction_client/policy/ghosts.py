@@ -14,7 +14,7 @@ from eviction_client.pace import PIECE, in_pieces, pause
 from eviction_client.policy.guard import Guard
 from eviction_client.policy.queue.free_list import Block
 from eviction_client.policy.queue.free_queue import FreeQueue, Table
-from eviction_client.policy.spans import Span, Spans
+from eviction_client.policy.request import Span, Spans
 
 H = TypeVar("H", bound=Hashable)
 S = TypeVar("S", bound=bytes)

@@ -20,17 +20,14 @@ from eviction_client.pace import finish
 from eviction_client.policy.classes import CELLS, Classes
 from eviction_client.policy.classifier import Classifier
 from eviction_client.policy.continuation import Continuation
-from eviction_client.policy.features import turn_group
 from eviction_client.policy.fits import Fits
 from eviction_client.policy.ghosts import CHOSEN, GhostCache, Ghosts, sample_of
 from eviction_client.policy.prior import Prior, shipped
 from eviction_client.policy.queue.free_queue import DONE, Table
-from eviction_client.policy.request import TrackedRequest
+from eviction_client.policy.request import Spans, TrackedRequest, Uses, turn_group
 from eviction_client.policy.reuse_monitor import REMEMBERED, ReuseMonitor
 from eviction_client.policy.rule_tables import RuleTables
 from eviction_client.policy.rules import AUTO, CHOOSABLE, HOMES, RULES
-from eviction_client.policy.spans import Spans
-from eviction_client.policy.uses import Uses
 
 H = TypeVar("H", bound=Hashable)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
-from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS
+from eviction_client.policy.request import GAP_CLASSES, NEW_GROUPS
 from lpc.model.curve import INTERVALS
 
 Prior = Sequence[Sequence[float]]

@@ -33,10 +33,20 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Se
 from typing import Any, Final, Generic, TypeVar
 
 from eviction_client.pace import PIECE, in_pieces
-from eviction_client.policy.features import LAST_TURN, MOST_USES, NOTHING_KNOWN, gap_class, level_of, seen
-from eviction_client.policy.request import TrackedRequest
-from eviction_client.policy.spans import Span, span_of
-from eviction_client.policy.uses import Claim, Use, Uses
+from eviction_client.policy.request import (
+    LAST_TURN,
+    MOST_USES,
+    NOTHING_KNOWN,
+    Claim,
+    Span,
+    TrackedRequest,
+    Use,
+    Uses,
+    gap_class,
+    level_of,
+    seen,
+    span_of,
+)
 from eviction_client.recent import Recent
 from lpc.model.curve import EDGES, HORIZON_S, INTERVALS, interval_of
 

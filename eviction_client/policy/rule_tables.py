@@ -4,9 +4,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from eviction_client.policy.classes import CELLS, MOST_CLASSES
-from eviction_client.policy.features import NOTHING_KNOWN, Features
 from eviction_client.policy.ghosts import CHOSEN, Ghosts
 from eviction_client.policy.queue.free_queue import Table, Tables
+from eviction_client.policy.request import NOTHING_KNOWN, Features
 from eviction_client.policy.reuse_monitor import PER_STEP
 from eviction_client.policy.rules import AUTO, RULES
 from eviction_client.policy.rules.base import Learned, Rule

@@ -17,7 +17,9 @@ from typing import Any, Final, TypeVar
 from eviction_client.block_hash import BlockHash
 from eviction_client.pace import PIECE
 from eviction_client.policy.classes import MOST_CLASSES
-from eviction_client.policy.features import (
+from eviction_client.policy.guard import finite
+from eviction_client.policy.policy import Policy
+from eviction_client.policy.request import (
     GAP_CLASSES,
     LAST_TURN,
     LEVELS,
@@ -25,12 +27,11 @@ from eviction_client.policy.features import (
     MOST_USES,
     NEW_GROUPS,
     TURN_GROUPS,
+    Claim,
     Features,
+    Use,
 )
-from eviction_client.policy.guard import finite
-from eviction_client.policy.policy import Policy
 from eviction_client.policy.reuse_monitor import MOST_CLAIMS, Counts, nothing, together
-from eviction_client.policy.uses import Claim, Use
 from lpc.model.curve import INTERVALS
 
 H = TypeVar("H", bound=Hashable)

@@ -25,7 +25,7 @@ import grpc
 from eviction_client.pace import gives_way
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.channel import PERMANENT, TOO_LARGE, PredictorChannel, cause_of
-from eviction_client.transport.messages import MAX_TOKEN_IDS, Prediction, Question, TooManyTokens, decode, encode
+from eviction_client.transport.messages import MAX_TOKEN_IDS, Question, SidecarPrediction, TooManyTokens, decode, encode
 from eviction_client.transport.predictor import Fate, PredictorCounters
 from eviction_client.transport.sidecar_curves import BadCurves, ReuseCurves, SidecarCurves
 from eviction_client.transport.tokenizer_upload import FindFiles, LogOnce, Offer, TokenizerState
@@ -59,7 +59,7 @@ class _Request:
     question: Question | None
     deadline: float
     over: bool = False
-    answer: Prediction | None = None
+    answer: SidecarPrediction | None = None
     call: Any = None
 
 
@@ -176,7 +176,7 @@ class PredictorClient:
                 self._causes["invalid"] += 1
             log_bug(logger, "asking the predictor", error)
 
-    def take(self, request_id: Hashable) -> Prediction | None:
+    def take(self, request_id: Hashable) -> SidecarPrediction | None:
         """Return the answer and forget the request; without an answer return None and change nothing.
 
         To drop a request that has no answer yet, call :meth:`forget`.
@@ -253,7 +253,7 @@ class PredictorClient:
                 self._to_cancel.append(request.call)
                 self._changed.notify()
 
-    def _end(self, request: _Request, fate: Fate, answer: Prediction | None = None) -> None:
+    def _end(self, request: _Request, fate: Fate, answer: SidecarPrediction | None = None) -> None:
         """Mark a request as over and count it; forget it if it has no answer."""
         if request.over:
             return
@@ -359,7 +359,7 @@ class PredictorClient:
             log_bug(logger, "reading the predictor's answer", error)
         self._ended(request, fate, answer, cause)
 
-    def _ended(self, request: _Request, fate: Fate, answer: Prediction | None = None, cause: str = "invalid") -> None:
+    def _ended(self, request: _Request, fate: Fate, answer: SidecarPrediction | None = None, cause: str = "invalid") -> None:
         with self._lock:
             self._in_flight -= 1
             if (fate == "failed" or cause == TOO_LARGE) and not request.over:

@@ -43,7 +43,7 @@ class TooManyTokens(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class SidecarPrediction:
     """A prediction for a conversation.
 
     Attributes:
@@ -95,11 +95,11 @@ def encode(question: Question, tokenizer: str = "") -> predictor_pb2.PredictRequ
     return request
 
 
-def decode(prediction: predictor_pb2.Prediction, group: int = 0) -> Prediction | None:
+def decode(prediction: predictor_pb2.Prediction, group: int = 0) -> SidecarPrediction | None:
     """Return the prediction; None if its probability is invalid. ``group``: in the client's numbering."""
     if not 0.0 <= prediction.probability <= 1.0:
         return None
-    return Prediction(
+    return SidecarPrediction(
         *(prediction.probability, prediction.model_version, prediction.turn_count),
         unread=prediction.unread,
         group=group,

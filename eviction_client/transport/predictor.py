@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from eviction_client.transport.messages import Prediction
+from eviction_client.transport.messages import SidecarPrediction
 from eviction_client.transport.sidecar_curves import ReuseCurves
 from eviction_client.transport.tokenizer_upload import TokenizerState
 
@@ -45,7 +45,7 @@ class Predictor(Protocol):
     ) -> None:
         """Request a prediction."""
 
-    def take(self, request_id: Hashable) -> Prediction | None:
+    def take(self, request_id: Hashable) -> SidecarPrediction | None:
         """Return the answer, None if there is none yet."""
 
     def forget(self, request_id: Hashable) -> None:

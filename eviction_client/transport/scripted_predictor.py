@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, TypeAlias
 
-from eviction_client.transport.messages import Prediction, Question
+from eviction_client.transport.messages import Question, SidecarPrediction
 from eviction_client.transport.predictor import PredictorCounters
 from eviction_client.transport.sidecar_curves import ReuseCurves
 from eviction_client.transport.tokenizer_upload import TokenizerState
@@ -12,7 +12,7 @@ CONTINUES: Final = 1
 OVER: Final = 2
 """Groups for scripts that know which conversations continue."""
 
-Script: TypeAlias = Callable[[str], Prediction | int | None]
+Script: TypeAlias = Callable[[str], SidecarPrediction | int | None]
 """Returns the prediction for a request id, or only its group; None: no answer."""
 
 
@@ -50,10 +50,10 @@ class ScriptedPredictor:
             question = Question(token_ids, served_model, category=category, conversation_id=conversation_id, user=user)
             self.asked[str(request_id)] = question
 
-    def take(self, request_id: Hashable) -> Prediction | None:
+    def take(self, request_id: Hashable) -> SidecarPrediction | None:
         """Return the script's answer; if that is a group, a prediction with probability 0.5."""
         answer = self.script(str(request_id))
-        return Prediction(0.5, "scripted", 1, group=answer) if isinstance(answer, int) else answer
+        return SidecarPrediction(0.5, "scripted", 1, group=answer) if isinstance(answer, int) else answer
 
     def forget(self, request_id: Hashable) -> None:
         """Do nothing, because no answer waits."""

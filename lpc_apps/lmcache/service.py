@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from eviction_client import BlockHash, Prediction
+from eviction_client import BlockHash, SidecarPrediction
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.reuse_monitor import REMEMBERED
@@ -51,7 +51,7 @@ class State:
 
     asked_turn: int = 0
     answered: bool = False
-    prediction: Prediction | None = None
+    prediction: SidecarPrediction | None = None
     ended_turn: int = 0
 
 
@@ -164,7 +164,7 @@ class Service:
         self.policy = self.policy.renewed()
         self.caches.distrust(self.policy)
 
-    def answered(self, conversation: Conversation, turn: int, prediction: Prediction | None) -> None:
+    def answered(self, conversation: Conversation, turn: int, prediction: SidecarPrediction | None) -> None:
         """Apply the prediction of a turn; None: the sidecar has not answered in time."""
         state = self.states.get(conversation)
         if state is not None and state.asked_turn == turn == conversation.turns:
@@ -237,7 +237,9 @@ class Service:
             self.fall_back_to_lru()
             raise
 
-    def _learn(self, conversation: Conversation, prediction: Prediction | None, began_at: float, ended_at: float) -> None:
+    def _learn(
+        self, conversation: Conversation, prediction: SidecarPrediction | None, began_at: float, ended_at: float
+    ) -> None:
         policy, chain = self.policy, conversation.chunks()
         blocks = [chunk.block for chunk in chain]
         policy.block_tokens = len(chain[0].tokens) or policy.block_tokens

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from eviction_client.policy.ghosts import GhostBlock, GhostCache, sampled
-from eviction_client.policy.spans import Span
+from eviction_client.policy.request import Span
 from lpc_apps.simulator.segments import Segment
 from lpc_apps.simulator.sidecar import block_hash
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eviction_client.observability.misses import UNUSED
-from eviction_client.policy.features import gap_class
+from eviction_client.policy.request import gap_class
 from lpc_apps.simulator.result import Result
 from lpc_apps.simulator.segments import Segment
 from lpc_apps.simulator.workload import Cost, Workload, computed_tokens

@@ -7,7 +7,7 @@ all blocks of a segment, so it has one record.
 from typing import Final
 
 from eviction_client.observability.misses import UNUSED
-from eviction_client.policy.features import gap_class
+from eviction_client.policy.request import gap_class
 from lpc_apps.simulator.segments import Path, Segment
 from lpc_apps.simulator.workload import Turn
 

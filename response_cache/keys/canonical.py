@@ -76,7 +76,7 @@ SHOWN: Final = ("echo", "return_token_ids", "return_prompt_text")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CacheRequest:
     """A parsed request.
 
     Attributes:
@@ -177,7 +177,7 @@ class Namer:
         """Return a MAC of these parts, 16 bytes."""
         return self._name(b"proof", *parts)
 
-    def names(self, client: str, request: Request, *, last_turn: bool = True) -> Names:
+    def names(self, client: str, request: CacheRequest, *, last_turn: bool = True) -> Names:
         """Return the names of a request.
 
         Args:
@@ -192,7 +192,7 @@ class Namer:
         names = Names(scope, EntryId(self._name(b"exact", scope, canonical(request))), None)
         return self.with_last_turn(names, request) if last_turn else names
 
-    def with_last_turn(self, names: Names, request: Request) -> Names:
+    def with_last_turn(self, names: Names, request: CacheRequest) -> Names:
         """Return the names with partition and normal form, if the request has a last turn. Raises InvalidRequest."""
         if request.last_turn is None:
             return names
@@ -209,7 +209,7 @@ class Namer:
         return mac.digest()[:NAME_BYTES]
 
 
-def canonical(request: Request, *, without_last_turn: bool = False) -> bytes:
+def canonical(request: CacheRequest, *, without_last_turn: bool = False) -> bytes:
     """Return the canonical form of a request. Raises InvalidRequest if it is not Unicode or is nested too deeply."""
     try:
         return _canonical(request, without_last_turn)
@@ -219,7 +219,7 @@ def canonical(request: Request, *, without_last_turn: bool = False) -> bytes:
         raise InvalidRequest("the request is nested too deeply: send the body that the engine accepts") from None
 
 
-def _canonical(request: Request, without_last_turn: bool) -> bytes:
+def _canonical(request: CacheRequest, without_last_turn: bool) -> bytes:
     messages: list[Any] = [_message(message) for message in request.messages]
     prompt = request.prompt
     if without_last_turn:

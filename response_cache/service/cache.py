@@ -11,12 +11,12 @@ from typing import Final
 
 from lpc.errors import InvalidRequest
 from lpc.wire.redis_reach import RedisFailed, RedisRefused
-from response_cache.keys.canonical import REMEMBERED, Request, Scope
+from response_cache.keys.canonical import REMEMBERED, CacheRequest, Scope
 from response_cache.keys.tickets import Flight, Served, Tickets
 from response_cache.semantic.time_sensitive import time_sensitive
 from response_cache.service.lookup import Lookup
 from response_cache.service.opening import Opener, offload
-from response_cache.service.outcomes import Hit, Miss, Stored
+from response_cache.service.outcomes import CacheHit, CacheMiss, Stored
 from response_cache.service.similar import SimilarQuestions
 from response_cache.store import entry as entries
 from response_cache.store.answers import Answer, Refusal, not_kept, refused
@@ -86,13 +86,13 @@ class ResponseCache:
     async def lookup(
         self,
         client: str,
-        request: Request,
+        request: CacheRequest,
         *,
         wait_s: float = 0.0,
         exact_only: bool = False,
         renews: bool = False,
         asks_again: bool = False,
-    ) -> Hit | Miss:
+    ) -> CacheHit | CacheMiss:
         """Look up an answer. If the call is cancelled, no other caller waits for this one's answer.
 
         Args:
@@ -109,23 +109,23 @@ class ResponseCache:
         _check(request)
         settings = self.scopes.of(request.scope)
         scope = self._namer.scope(client, request.scope)
-        outcome: Hit | Miss
+        outcome: CacheHit | CacheMiss
         admitted: bool | None = None
         with contextlib.suppress(RedisFailed):
             admitted = await self._admitted(client, request, scope)
         if because := refused(request, settings):
-            outcome = Miss("off") if because == "off" else Miss("refused", refusal=because)
+            outcome = CacheMiss("off") if because == "off" else CacheMiss("refused", refusal=because)
         elif admitted is False:
-            outcome = Miss("refused", refusal="scopes")
+            outcome = CacheMiss("refused", refusal="scopes")
         elif admitted is None:
-            outcome = Miss("unavailable")
+            outcome = CacheMiss("unavailable")
         else:
             lookup = await self._read(client, request, last_turn=False)
             try:
                 outcome = await self._find(lookup, wait_s, exact_only=exact_only, renews=renews)
             except RedisFailed:
-                outcome = Miss("unavailable")
-            if asks_again and isinstance(outcome, Miss) and outcome.reason == "in_flight":
+                outcome = CacheMiss("unavailable")
+            if asks_again and isinstance(outcome, CacheMiss) and outcome.reason == "in_flight":
                 return outcome
             if settings.warm_up and not lookup.about_now and not exact_only and len(self._counting) < COUNTING:
                 task = asyncio.get_running_loop().create_task(self._count(lookup))
@@ -161,9 +161,9 @@ class ResponseCache:
         if (ticket := self._tickets.read(client, tenant, Flight, flight)) is not None:
             self._flights.release(ticket.scope, ticket.entry, ticket.token.encode())
 
-    def too_large_to_look_up(self, scope: str) -> Miss:
+    def too_large_to_look_up(self, scope: str) -> CacheMiss:
         """Count a request that is too large to look up, and return the miss."""
-        outcome = Miss("refused", refusal="too_large")
+        outcome = CacheMiss("refused", refusal="too_large")
         self._metrics.looked_up(self.scopes.label(scope), outcome)
         return outcome
 
@@ -175,7 +175,7 @@ class ResponseCache:
     async def store(
         self,
         client: str,
-        request: Request,
+        request: CacheRequest,
         answer: Answer,
         *,
         flight: bytes = b"",
@@ -222,7 +222,7 @@ class ResponseCache:
         self._metrics.stored(self.scopes.label(request.scope), because)
         return Stored(refusal=because) if because is not None else Stored(self._exact_ticket(lookup))
 
-    async def _read(self, client: str, request: Request, *, last_turn: bool) -> Lookup:
+    async def _read(self, client: str, request: CacheRequest, *, last_turn: bool) -> Lookup:
         """Return the record of a request, with partition and normal form if ``last_turn`` and it is not time-sensitive."""
         settings = self.scopes.of(request.scope)
 
@@ -239,7 +239,7 @@ class ResponseCache:
 
     # -- lookup ----------------------------------------------------------------------------------------------------------------
 
-    async def _find(self, lookup: Lookup, wait_s: float, *, exact_only: bool, renews: bool) -> Hit | Miss:
+    async def _find(self, lookup: Lookup, wait_s: float, *, exact_only: bool, renews: bool) -> CacheHit | CacheMiss:
         request, names, learns = lookup.request, lookup.names, lookup.settings.learns
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -251,27 +251,27 @@ class ResponseCache:
             if entry is not None:
                 self._metrics.lookup_seconds.observe(loop.time() - began)
                 age, remaining = entry.life(self._clock())
-                return Hit(self._exact_ticket(lookup), "exact", entry.answer, age, remaining)
+                return CacheHit(self._exact_ticket(lookup), "exact", entry.answer, age, remaining)
             # Followers wait before the other tiers are asked, so that each does not repeat its lookup, and only the leader's
             # lookup counts as evidence.
             waits = deadline > loop.time()
             if (waits or learns) and await self._flights.flying(names.scope, names.exact):
                 if not waits:
-                    return Miss("in_flight")
+                    return CacheMiss("in_flight")
                 state = await self._flights.wait(names.scope, names.exact, deadline - loop.time())
                 if state == "flying":
-                    return Miss("in_flight")
+                    return CacheMiss("in_flight")
                 began = loop.time()
                 if state == "stored":
                     continue
-            miss: Hit | Miss = Miss("cold")
+            miss: CacheHit | CacheMiss = CacheMiss("cold")
             if learns and lookup.about_now:
-                miss = Miss("time_sensitive")
+                miss = CacheMiss("time_sensitive")
             elif not exact_only and learns:
                 lookup.names = await offload(request.size, partial(self._namer.with_last_turn, names, request))
                 miss = await self._semantic.lookup(lookup)
             self._metrics.lookup_seconds.observe(loop.time() - began)
-            if isinstance(miss, Hit):
+            if isinstance(miss, CacheHit):
                 return miss
             # A record that is here cannot be used: it is damaged, outdated or invalidated.
             unless_stored = unless_stored and record is None
@@ -285,7 +285,7 @@ class ResponseCache:
             if state == "not_kept":
                 return miss  # the next answer would not be cached either: no flight
             if state == "flying" and deadline <= loop.time():
-                return Miss("in_flight")
+                return CacheMiss("in_flight")
             # "stored" means that an answer arrived just now. A second time, the entry's key has another type and cannot be
             # found.
             unless_stored = state != "stored"
@@ -327,7 +327,7 @@ class ResponseCache:
         self._metrics.evicted(self.scopes.label(request.scope), put)
         return None if put.stored else "stale"
 
-    async def _admitted(self, client: str, request: Request, scope: Scope, generation: int | None = None) -> bool:
+    async def _admitted(self, client: str, request: CacheRequest, scope: Scope, generation: int | None = None) -> bool:
         """Add a scope to its client's list, which invalidation needs; return False if the client has too many scopes.
 
         The scope is added again after a while and in another generation, because the list may have been lost or purged.
@@ -345,9 +345,9 @@ class ResponseCache:
         return True
 
 
-def _amounts(outcome: Hit | Miss) -> dict[str, int]:
+def _amounts(outcome: CacheHit | CacheMiss) -> dict[str, int]:
     """Return what a look-up adds to the counts of its day."""
-    if isinstance(outcome, Miss):
+    if isinstance(outcome, CacheMiss):
         return {outcome.reason: 1}
     answer = outcome.answer
     return {
@@ -358,7 +358,7 @@ def _amounts(outcome: Hit | Miss) -> dict[str, int]:
     }
 
 
-def _check(request: Request) -> None:
+def _check(request: CacheRequest) -> None:
     """Raise InvalidRequest if a request is invalid."""
     if not request.model:
         raise InvalidRequest("the request names no model: send the model's name at the engine")

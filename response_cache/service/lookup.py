@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from response_cache.keys.canonical import Names, Request
+from response_cache.keys.canonical import CacheRequest, Names
 from response_cache.store.entry import Entry
 from response_cache.store.scopes import ScopeSettings
 
@@ -21,7 +21,7 @@ class Lookup:
     """
 
     client: str
-    request: Request
+    request: CacheRequest
     settings: ScopeSettings
     names: Names
     about_now: bool

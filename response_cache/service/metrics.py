@@ -9,7 +9,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from lpc.wire.metrics import registered
 from predictor_service.metrics import SECONDS, Metrics
-from response_cache.service.outcomes import SOURCES, Hit, InForce, Miss, Reason
+from response_cache.service.outcomes import SOURCES, CacheHit, CacheMiss, InForce, Reason
 from response_cache.store.answers import REFUSALS, Refusal
 from response_cache.store.store import Put
 
@@ -106,10 +106,10 @@ class CacheMetrics:
         """Report whether Redis responds, at every scrape."""
         self.redis_up.set_function(up)
 
-    def looked_up(self, scope: str, outcome: Hit | Miss) -> None:
+    def looked_up(self, scope: str, outcome: CacheHit | CacheMiss) -> None:
         """Count a lookup. ``scope`` is a label."""
-        self.lookups.labels(scope, outcome.reason if isinstance(outcome, Miss) else outcome.source).inc()
-        if isinstance(outcome, Hit):
+        self.lookups.labels(scope, outcome.reason if isinstance(outcome, CacheMiss) else outcome.source).inc()
+        if isinstance(outcome, CacheHit):
             self.tokens_spared.labels(scope, "prompt").inc(outcome.answer.prompt_tokens)
             self.tokens_spared.labels(scope, "completion").inc(outcome.answer.completion_tokens)
             self.seconds_spared.labels(scope).inc(max(0.0, outcome.answer.engine_s))

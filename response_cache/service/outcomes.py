@@ -22,7 +22,7 @@ Reason: TypeAlias = Literal[
 ]
 
 
-class Hit(NamedTuple):
+class CacheHit(NamedTuple):
     """A cached answer.
 
     Attributes:
@@ -45,7 +45,7 @@ class Hit(NamedTuple):
     question: str = ""
 
 
-class Miss(NamedTuple):
+class CacheMiss(NamedTuple):
     """No answer.
 
     Attributes:

@@ -14,11 +14,11 @@ from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.errors import InvalidRequest
 from predictor_service.errors import Forbidden, Overloaded
 from predictor_service.rpc.callers import CALLER, MAX_CALLERS
-from response_cache.keys.canonical import Request, read_json
+from response_cache.keys.canonical import CacheRequest, read_json
 from response_cache.service.cache import MAX_NAME, ResponseCache
 from response_cache.service.metrics import CacheMetrics
 from response_cache.service.opening import offload
-from response_cache.service.outcomes import Hit, Miss
+from response_cache.service.outcomes import CacheHit, CacheMiss
 from response_cache.service.upkeep import Upkeep
 from response_cache.store.answers import Answer
 from response_cache.store.days import KEPT_DAYS
@@ -80,7 +80,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         if remaining is not None:
             wait_s = min(wait_s, 0.9 * remaining)
         began = time.monotonic()
-        outcome: Hit | Miss
+        outcome: CacheHit | CacheMiss
         if too_large(request.request):
             outcome = self._cache.too_large_to_look_up(request.request.scope[:MAX_NAME])
         else:
@@ -95,7 +95,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
             )
         if waits and time.monotonic() - began < WAITED_S:
             caller.owe(1)
-        if isinstance(outcome, Hit):
+        if isinstance(outcome, CacheHit):
             return pb.LookupResponse(hit=_hit(outcome))
         remaining = context.time_remaining()
         if outcome.flight and remaining is not None and remaining <= 0:
@@ -225,13 +225,13 @@ def too_large(request: pb.Request) -> bool:
     return sum(part.count(mark) for part in parts for mark in (b",", b"[", b"{")) > MAX_NODES
 
 
-def request_of(request: pb.Request) -> Request:
+def request_of(request: pb.Request) -> CacheRequest:
     """Convert a request. Raises InvalidRequest."""
     messages = []
     for message in request.messages:
         other = read_json(message.other_json, "a message's other_json", dict)
         messages.append({"content": message.content, **other, "role": message.role})
-    return Request(
+    return CacheRequest(
         model=request.model,
         parameters=read_json(request.parameters_json, "parameters_json", dict),
         messages=messages,
@@ -267,7 +267,7 @@ def _response(answer: Answer) -> pb.Response:
     return pb.Response(**answer._asdict())
 
 
-def _hit(hit: Hit) -> pb.Hit:
+def _hit(hit: CacheHit) -> pb.Hit:
     return pb.Hit(
         entry_id=hit.ticket,
         source=pb.Source.Value(f"SOURCE_{hit.source.upper()}"),

@@ -29,7 +29,7 @@ from response_cache.service.embedding import Embedder
 from response_cache.service.judging import Judging, Rules
 from response_cache.service.lookup import Lookup
 from response_cache.service.opening import Opener
-from response_cache.service.outcomes import Hit, InForce, Miss, Reason
+from response_cache.service.outcomes import CacheHit, CacheMiss, InForce, Reason
 from response_cache.service.scopes_in_use import ScopesInUse, TenantTier, in_force_of
 from response_cache.store import vectors as records
 from response_cache.store.answers import Answer
@@ -86,11 +86,11 @@ class SimilarQuestions:
         self._tickets = Tickets(store.namer)
         self._in_use = ScopesInUse(keys, vectors, evidence, embedder.encoder, rules, clock, report)
 
-    async def lookup(self, lookup: Lookup) -> Hit | Miss:
+    async def lookup(self, lookup: Lookup) -> CacheHit | CacheMiss:
         """Look up a similar question of the same partition, and decide whether to serve its answer."""
         question, names, settings = lookup.request.last_turn, lookup.names, lookup.settings
         if question is None or names.partition is None:
-            return Miss("cold")
+            return CacheMiss("cold")
         if settings.mode_of("normalised") != "off" and (found := await self._store.alike(names)) is not None:
             name, record, served_before = found
             entry = await self._opener.open(lookup, name, record)
@@ -103,10 +103,10 @@ class SimilarQuestions:
             ):
                 return self._decided(lookup, "normalised", name, entry, CERTAIN, served_before=served_before)
         if settings.semantic == "off":
-            return Miss("cold")
+            return CacheMiss("cold")
         return await self._nearest(lookup, question, names.partition)
 
-    async def _nearest(self, lookup: Lookup, question: str, partition: bytes) -> Hit | Miss:
+    async def _nearest(self, lookup: Lookup, question: str, partition: bytes) -> CacheHit | CacheMiss:
         """Look up a similar question by vectors."""
         names = lookup.names
         scope = self._in_use.of(names.scope, lookup.settings)
@@ -114,7 +114,7 @@ class SimilarQuestions:
         tenant = self._tenant(names.scope, lookup.settings, lookup.request.tenant, "semantic")
         vector = await self._embedder.vector(question)
         if vector is None or scope.position is None:
-            return Miss("cold")
+            return CacheMiss("cold")
         near = [
             (EntryId(name), similarity)
             for name, similarity in scope.index.nearest(partition, vector, NEAREST, self._clock())
@@ -139,7 +139,7 @@ class SimilarQuestions:
             else:
                 found = (name, entry, score, one.similarity)
         if found is None:
-            return Miss("vetoed" if vetoed else "cold")
+            return CacheMiss("vetoed" if vetoed else "cold")
         name, entry, score, similarity = found
         return self._decided(lookup, "semantic", name, entry, score, similarity=similarity, served_before=served_before)
 
@@ -153,7 +153,7 @@ class SimilarQuestions:
         *,
         served_before: bool,
         similarity: float = 1.0,
-    ) -> Hit | Miss:
+    ) -> CacheHit | CacheMiss:
         """Return the hit or miss of a candidate, as its tier's gate decides."""
         names, settings, tenant = lookup.names, lookup.settings, lookup.request.tenant
         gate = self._tenant(names.scope, settings, tenant, tier).gate
@@ -165,7 +165,7 @@ class SimilarQuestions:
             scope = self._in_use.of(names.scope, settings)
             scope.served.append(names.exact)
             age, remaining = entry.life(self._clock())
-            return Hit(
+            return CacheHit(
                 ticket=self._tickets.give(lookup.client, tenant, Served(names.scope, name, tier, score)),
                 source=tier,
                 answer=entry.answer,
@@ -178,7 +178,7 @@ class SimilarQuestions:
         candidate = Candidate(names.scope, name, score, decision.value, tier)
         would = settings.mode_of(tier) == "shadow" and threshold is not None and score >= threshold.score
         reason: Reason = "audited" if decision is Decision.AUDIT else "shadow" if would else "below_threshold"
-        return Miss(reason, candidate=self._tickets.give(lookup.client, tenant, candidate))
+        return CacheMiss(reason, candidate=self._tickets.give(lookup.client, tenant, candidate))
 
     async def vector(self, lookup: Lookup, expires_at: float) -> bytes:
         """Return the encrypted vector of a question whose answer is stored; empty if it has none."""

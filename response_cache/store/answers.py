@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from response_cache.keys.canonical import Request
+from response_cache.keys.canonical import CacheRequest
 from response_cache.store.scopes import ScopeSettings
 
 Refusal: TypeAlias = Literal[
@@ -106,7 +106,7 @@ _FORBIDDEN: Final[Mapping[str, tuple[Refusal, tuple[object, ...]]]] = {
 """Parameters that prevent caching: the refusal, and the values that do not prevent it."""
 
 
-def refused(request: Request, settings: ScopeSettings) -> Refusal | None:
+def refused(request: CacheRequest, settings: ScopeSettings) -> Refusal | None:
     """Return why no answer to a request may be cached; None if it may."""
     parameters = request.parameters
     if not settings.keeps:
@@ -125,7 +125,7 @@ def refused(request: Request, settings: ScopeSettings) -> Refusal | None:
     return None
 
 
-def not_kept(request: Request, answer: Answer, settings: ScopeSettings, max_bytes: int) -> Refusal | None:
+def not_kept(request: CacheRequest, answer: Answer, settings: ScopeSettings, max_bytes: int) -> Refusal | None:
     """Return why an answer is not cached; None if it is."""
     return refused(request, settings) or answer.refusal() or ("too_large" if answer.size > max_bytes else None)
 

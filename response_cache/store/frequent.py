@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from lpc.wire.redis_reach import RedisReach
-from response_cache.keys.canonical import IGNORED, EntryId, Namer, Request, Scope, owner_of
+from response_cache.keys.canonical import IGNORED, CacheRequest, EntryId, Namer, Scope, owner_of
 from response_cache.keys.sealing import Keys, Unsealable
 from response_cache.store import layout
 from response_cache.store.days import DAY_S
@@ -85,7 +85,7 @@ class FrequentQuestions:
     def __init__(self, redis: RedisReach, keys: Keys, namer: Namer, clock: Callable[[], float]) -> None:
         self._redis, self._keys, self._namer, self._clock = redis, keys, namer, clock
 
-    async def count(self, scope: Scope, name: EntryId, request: Request) -> None:
+    async def count(self, scope: Scope, name: EntryId, request: CacheRequest) -> None:
         """Count a look-up. Raises RedisFailed."""
         day = self._day()
         tenant = self._namer.tenant(scope, request.tenant)
@@ -128,7 +128,7 @@ class FrequentQuestions:
         return layout.key(scope, "m", layout.text(tenant), str(day))
 
 
-def body_of(request: Request) -> bytes | None:
+def body_of(request: CacheRequest) -> bytes | None:
     """Return the body with which a request can be sent again; None if it is large, or more than text.
 
     What names a user or a session is left out, since no answer depends on it.

@@ -9,7 +9,7 @@ from vllm.v1.request import RequestStatus
 
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
-from eviction_client.transport.messages import Prediction
+from eviction_client.transport.messages import SidecarPrediction
 from eviction_client.transport.scripted_predictor import CONTINUES
 from testing.bare_scheduler import BLOCK, Engine, conversations, oracle
 from tests.engine.test_hit_units import HITS, words
@@ -140,8 +140,8 @@ def test_a_rule_that_is_worse_than_lru_loses() -> None:
     made = conversations(3, 200)
     right = oracle(made)
 
-    def inverted(name: str) -> Prediction:
-        return Prediction(0.02 if right(name) == CONTINUES else 0.98, "inverted", 1)
+    def inverted(name: str) -> SidecarPrediction:
+        return SidecarPrediction(0.02 if right(name) == CONTINUES else 0.98, "inverted", 1)
 
     engine = Engine(200, background=AtOnce, script=inverted, rule="lpc", keep_waiting=False)
     worse = engine.run(made).hit_rate() - Engine(200, learned=False).run(made).hit_rate()

@@ -9,7 +9,7 @@ import pytest
 from eviction_client.background import AtOnce
 from eviction_client.policy.reuse_monitor import SHARED_FROM, ReuseMonitor
 from eviction_client.policy.rules.lpc import LOG_ODDS_STEP
-from eviction_client.transport.messages import Prediction
+from eviction_client.transport.messages import SidecarPrediction
 from lpc.model.probability import expit
 from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.policies.lpc import Continuations, LpcPolicy
@@ -88,7 +88,7 @@ def in_vllm(asked: list[Asked]) -> tuple[list[int], list[float]]:
         BLOCKS,
         rule="lpc",
         background=AtOnce,
-        script=lambda name: Prediction(probabilities[name], "v", 1),
+        script=lambda name: SidecarPrediction(probabilities[name], "v", 1),
     )
     content_of: dict[bytes, int] = {}
     evicted: list[int] = []

@@ -17,9 +17,9 @@ from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.requests import hints_of, session_of, user_of
-from eviction_client.policy.features import Features, gap_class
 from eviction_client.policy.hints import Hints
 from eviction_client.policy.queue.free_queue import DONE, HINTED, PREEMPTED
+from eviction_client.policy.request import Features, gap_class
 from eviction_client.policy.rules import RULES
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER
 from lpc.wire.session import name_of

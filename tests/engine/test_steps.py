@@ -3,7 +3,7 @@
 import pytest
 
 from eviction_client.background import AtOnce
-from eviction_client.engines.vllm.steps import STEP_S
+from eviction_client.engines.vllm.hooks import STEP_S
 from testing.bare_scheduler import Engine
 
 

@@ -18,7 +18,7 @@ from response_cache.keys.canonical import EntryId, Namer, Scope
 from response_cache.semantic.evidence import NO_RECORD
 from response_cache.semantic.evidence_file import EvidenceError, Verdicts
 from response_cache.semantic.gate import Decision, Gate
-from response_cache.service.outcomes import Hit, Miss
+from response_cache.service.outcomes import CacheHit, CacheMiss
 from response_cache.store.scopes import ScopeSettings
 from response_cache.store.shared_evidence import SharedEvidence
 from testing.processes import RedisServer
@@ -63,14 +63,14 @@ async def test_a_restored_generation_makes_no_answer_findable(make: Make, redis_
     await fill(caches, asked("Is it?"), answer("Old."))
     before = values(redis_server, "lpc:rc:*:[eg]*")
     await caches.upkeep.invalidate("a", scope="faq")
-    assert isinstance(await ask(caches, asked("Is it?")), Miss)
+    assert isinstance(await ask(caches, asked("Is it?")), CacheMiss)
     write(redis_server, before)
-    assert isinstance(await ask(caches, asked("Is it?")), Miss)
+    assert isinstance(await ask(caches, asked("Is it?")), CacheMiss)
     assert forged(caches) == 1
     # New answers can be stored.
     await caches.cache.store("a", asked("Is it?"), answer("New.", engine_s=-1.0))
     hit = await ask(caches, asked("Is it?"))
-    assert isinstance(hit, Hit) and hit.answer == answer("New.", engine_s=-1.0)
+    assert isinstance(hit, CacheHit) and hit.answer == answer("New.", engine_s=-1.0)
 
 
 @pytest.mark.parametrize("value", [b"5", b"5:AAAAAAAAAAAAAAAAAAAAAA", b"", b"9" * 400, b"\xff:x", b"-1:x"])
@@ -80,9 +80,9 @@ async def test_a_forged_generation_is_treated_as_absent(make: Make, redis_server
     (key,) = values(redis_server, "lpc:rc:*:g")
     for one in (caches, counting(make())):  # one that knew the generation, and one that was started since
         write(redis_server, {key: value})
-        assert isinstance(await ask(one, asked("Is it?")), Miss)
+        assert isinstance(await ask(one, asked("Is it?")), CacheMiss)
         await one.cache.store("a", asked("Is it?"), answer("New."))
-        assert isinstance(await ask(one, asked("Is it?")), Hit)
+        assert isinstance(await ask(one, asked("Is it?")), CacheHit)
         assert forged(one) == 1
 
 
@@ -98,7 +98,7 @@ async def test_a_forged_count_of_bytes_does_not_end_storing(make: Make, redis_se
     for _ in range(2):  # a forged count may evict the first
         stored = await caches.cache.store("a", asked("Are you?"), answer("Yes.", engine_s=-1.0))
     assert stored.refusal is None
-    assert isinstance(await ask(caches, asked("Are you?")), Hit)
+    assert isinstance(await ask(caches, asked("Are you?")), CacheHit)
 
 
 @pytest.mark.parametrize("member", [b"", b":", b"a:b:c", b"\xff", b"a:" + b"9" * 30, b"a:-1", b":" * 1000])
@@ -114,7 +114,7 @@ async def test_a_forged_member_of_the_limits_does_not_end_storing(
                 client.zadd(key, {member: until})
     stored = await caches.cache.store("a", asked("Are you?"), answer("Yes.", engine_s=-1.0))
     assert stored.refusal is None
-    assert isinstance(await ask(caches, asked("Are you?")), Hit)
+    assert isinstance(await ask(caches, asked("Are you?")), CacheHit)
 
 
 VALUES: dict[str, Callable[[Any, bytes], object]] = {
@@ -151,7 +151,7 @@ async def test_no_value_of_any_type_ends_storing(make: Make, redis_server: Redis
                 await ask(caches, asked(question))
                 stored = await caches.cache.store("a", asked(question), answer("Yes.", engine_s=-1.0))
             refusals.append(stored.refusal)
-            assert isinstance(await ask(caches, asked(question)), Hit)
+            assert isinstance(await ask(caches, asked(question)), CacheHit)
         assert refusals == [None, None]
 
 
@@ -172,7 +172,7 @@ async def test_a_value_of_many_megabytes_is_not_read(make: Make, redis_server: R
             await caches.semantic.sync(now)
         assert client.info("stats")["total_net_output_bytes"] - before < 1 << 20
         assert client.strlen(key) < 1 << 20
-    assert isinstance(await ask(caches, asked("Is it?")), Hit)
+    assert isinstance(await ask(caches, asked("Is it?")), CacheHit)
 
 
 async def test_an_index_follows_a_stream_that_has_begun_again(make: Make, redis_server: RedisServer) -> None:
@@ -191,7 +191,7 @@ async def test_an_index_follows_a_stream_that_has_begun_again(make: Make, redis_
     await fill(one, asked("Are you?"), answer("Yes."))
     await other.semantic.sync(3.0)
     hit = await ask(other, asked("Are you so?"))
-    assert isinstance(hit, Hit) and hit.source == "semantic" and hit.answer == answer("Yes.")
+    assert isinstance(hit, CacheHit) and hit.source == "semantic" and hit.answer == answer("Yes.")
 
 
 async def test_members_without_an_entry_evict_nothing(make: Make, redis_server: RedisServer) -> None:
@@ -206,7 +206,7 @@ async def test_members_without_an_entry_evict_nothing(make: Make, redis_server: 
     for question in questions[1:]:
         await fill(caches, asked(question))
     found = [await ask(caches, asked(question)) for question in questions]
-    assert [type(one) for one in found] == [Hit, Hit, Hit]
+    assert [type(one) for one in found] == [CacheHit, CacheHit, CacheHit]
 
 
 @pytest.mark.parametrize("life_ms", [None, 10**12])
@@ -219,7 +219,7 @@ async def test_a_forged_flight_makes_nobody_wait(make: Make, redis_server: Redis
         with contextlib.closing(redis_server.client()) as client:
             client.set(flight, content, px=life_ms)
         miss = await ask(caches, asked("Is it?"), wait_s=60.0)
-        assert isinstance(miss, Miss) and miss.reason == "cold" and miss.flight
+        assert isinstance(miss, CacheMiss) and miss.reason == "cold" and miss.flight
 
 
 async def test_a_forged_invalidation_ends_storing_for_an_hour_at_most(make: Make, redis_server: RedisServer) -> None:
@@ -238,7 +238,7 @@ async def test_the_generation_of_another_scope_is_treated_as_absent(make: Make, 
     (one, first), (two, second) = values(redis_server, "lpc:rc:*:g").items()
     assert first != second
     write(redis_server, {one: second, two: first})
-    assert {type(await ask(caches, asked("Is it?", scope=name))) for name in ("one", "two")} == {Miss}
+    assert {type(await ask(caches, asked("Is it?", scope=name))) for name in ("one", "two")} == {CacheMiss}
     assert forged(caches) == 2
 
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 import grpc
 import pytest
 
-from eviction_client import Prediction, PredictorClient
+from eviction_client import PredictorClient, SidecarPrediction
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc
 from testing.processes import free_port
@@ -113,8 +113,8 @@ def asking(address: str, **options) -> Iterator[PredictorClient]:
         client.close()
 
 
-def answer_of(client: PredictorClient, request_id: str, timeout: float = 15.0) -> Prediction | None:
-    found: list[Prediction] = []
+def answer_of(client: PredictorClient, request_id: str, timeout: float = 15.0) -> SidecarPrediction | None:
+    found: list[SidecarPrediction] = []
 
     def taken() -> bool:
         answer = client.take(request_id)

@@ -13,7 +13,7 @@ import redis
 
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisFailed, RedisReach
-from response_cache.service.outcomes import Hit, Miss
+from response_cache.service.outcomes import CacheHit, CacheMiss
 from testing.processes import RedisServer, free_port
 from tests.eventually import eventually, until
 from tests.integration.test_sharing import connected, prepared_sides, shared_past
@@ -66,9 +66,9 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 async def fill(caches: Caches, question: str) -> bool:
     """Look a question up and store its answer; return whether the answer can be found afterwards."""
     miss = await caches.cache.lookup("a", asked(question))
-    if isinstance(miss, Miss):
+    if isinstance(miss, CacheMiss):
         await caches.cache.store("a", asked(question), answer(), flight=miss.flight)
-    return isinstance(await caches.cache.lookup("a", asked(question)), Hit)
+    return isinstance(await caches.cache.lookup("a", asked(question)), CacheHit)
 
 
 async def test_response_caches_follow_a_failover(pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -95,12 +95,12 @@ async def test_response_caches_follow_a_second_failover_back(pair: Pair, tmp_pat
 async def test_a_flight_that_began_before_a_failover_holds_up_nobody_after_it(pair: Pair, tmp_path: Path) -> None:
     caches = Caches(pair.url, tmp_path)
     leader = await caches.cache.lookup("a", asked("Is it?"), renews=True)
-    assert isinstance(leader, Miss) and leader.flight
+    assert isinstance(leader, CacheMiss) and leader.flight
     until(lambda: pair.new.ask("KEYS", "lpc:rc:*:f:*"))
     pair.fail_over()
     await eventually(lambda: fill(caches, "After?"))
     following = await caches.cache.lookup("a", asked("Is it?"), wait_s=30.0, renews=True)  # its leader is dead
-    assert isinstance(following, Miss) and following.flight
+    assert isinstance(following, CacheMiss) and following.flight
     assert await caches.cache.renew("a", [("", leader.flight)]) == 0
     assert await caches.cache.renew("a", [("", following.flight)]) == 1
     stored = await caches.cache.store("a", asked("Is it?"), answer(), flight=following.flight)

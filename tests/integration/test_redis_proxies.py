@@ -15,7 +15,7 @@ from lpc.wire.redis_health import Health, cause_of, explain
 from lpc.wire.redis_reach import RedisAway, RedisReach, RedisRefused
 from lpc.wire.redis_settings import REFUSALS
 from predictor_service.sharing import records
-from response_cache.service.outcomes import Hit, Miss
+from response_cache.service.outcomes import CacheHit, CacheMiss
 from testing.processes import RedisServer
 from tests.integration.response_cache.test_cache import ask, fill
 from tests.redis_proxy import redis_proxy
@@ -35,7 +35,7 @@ async def test_response_caches_work_behind_a_proxy_that_knows_no_resp3(
     with redis_proxy(redis_server.port, *MODERN, error=error) as proxy:
         caches = Caches(proxy.url, tmp_path)
         await fill(caches, asked("Is it?"))
-        assert isinstance(await ask(caches, asked("Is it?")), Hit)
+        assert isinstance(await ask(caches, asked("Is it?")), CacheHit)
         assert proxy.refused == []
         await caches.close()
 
@@ -75,7 +75,7 @@ async def test_a_proxy_without_scripts_is_named_and_reads_go_on(
         with pytest.raises(StoreError, match="does not run the command EVAL"):
             RedisStore(Connection(proxy.url, timeout_s=10.0), NAMESPACE).check()
         caches = Caches(proxy.url, tmp_path)
-        assert isinstance(await ask(caches, asked("Is it?")), Miss)
+        assert isinstance(await ask(caches, asked("Is it?")), CacheMiss)
         await caches.close()
     assert causes == ["unknown"]
     assert "does not run the command EVAL" in caplog.text

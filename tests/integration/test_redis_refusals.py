@@ -12,7 +12,7 @@ import redis
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisAway, RedisReach, RedisRefused
 from response_cache.keys.canonical import Scope
-from response_cache.service.outcomes import Hit, Miss
+from response_cache.service.outcomes import CacheHit, CacheMiss
 from response_cache.store import layout
 from testing.processes import RedisServer
 from tests.deploy.deployed_caches import own_address
@@ -45,7 +45,7 @@ async def caches_of(server: RedisServer, folder: Path, **fields: object):  # typ
 
 async def fill(caches: Caches, request, client: str = "a"):  # type: ignore[no-untyped-def]
     miss = await caches.cache.lookup(client, request)
-    assert isinstance(miss, Miss)
+    assert isinstance(miss, CacheMiss)
     return await caches.cache.store(client, request, answer(), flight=miss.flight)
 
 
@@ -140,12 +140,12 @@ async def test_with_a_full_redis_stored_answers_are_served_and_new_questions_are
         with full(redis_server):
             for _ in range(3):
                 miss = await caches.cache.lookup("a", asked("New?"))
-                assert isinstance(miss, Miss) and miss.reason == "cold"
+                assert isinstance(miss, CacheMiss) and miss.reason == "cold"
                 stored = await caches.cache.store("a", asked("New?"), answer(), flight=miss.flight)
                 assert stored.refusal == "unavailable"
-                assert isinstance(await caches.cache.lookup("a", asked("Known?")), Hit)
+                assert isinstance(await caches.cache.lookup("a", asked("Known?")), CacheHit)
         await fill(caches, asked("New?"))
-        assert isinstance(await caches.cache.lookup("a", asked("New?")), Hit)
+        assert isinstance(await caches.cache.lookup("a", asked("New?")), CacheHit)
 
 
 @pytest.mark.parametrize("part", ["g", "z", "b", "i"])
@@ -158,16 +158,16 @@ async def test_a_key_of_the_wrong_type_affects_only_its_scope(redis_server: Redi
             admin.xadd(place(caches, broken, part), {"not": "ours"})
         for _ in range(3):
             found = await caches.cache.lookup("a", broken)
-            if isinstance(found, Miss):
+            if isinstance(found, CacheMiss):
                 await caches.cache.store("a", broken, answer(), flight=found.flight)
-            assert isinstance(await caches.cache.lookup("a", asked("Known?", scope="other")), Hit)
-        assert isinstance(found, Hit)
+            assert isinstance(await caches.cache.lookup("a", asked("Known?", scope="other")), CacheHit)
+        assert isinstance(found, CacheHit)
         with contextlib.closing(redis_server.client()) as admin:
             (counted,) = admin.zrange(place(caches, broken, "z"), 0, -1)
             size = admin.get(place(caches, broken, "b"))
         assert counted.rpartition(b":")[2] == size, "an entry that does not count towards the scope's bounds was stored"
         await fill(caches, asked("New?", scope="other"))
-        assert isinstance(await caches.cache.lookup("a", asked("New?", scope="other")), Hit)
+        assert isinstance(await caches.cache.lookup("a", asked("New?", scope="other")), CacheHit)
 
 
 @pytest.mark.parametrize("part", ["e", "f"])
@@ -178,11 +178,11 @@ async def test_a_key_of_the_wrong_type_affects_only_its_question(redis_server: R
             admin.rpush(entry_key(caches, asked("Broken?"), part), "not ours")
         async with asyncio.timeout(20):
             miss = await caches.cache.lookup("a", asked("Broken?"))
-            assert isinstance(miss, Miss)
+            assert isinstance(miss, CacheMiss)
             await caches.cache.lookup("a", asked("Broken?"), wait_s=0.2)
-        assert isinstance(await caches.cache.lookup("a", asked("Known?")), Hit)
+        assert isinstance(await caches.cache.lookup("a", asked("Known?")), CacheHit)
         await fill(caches, asked("New?"))
-        assert isinstance(await caches.cache.lookup("a", asked("New?")), Hit)
+        assert isinstance(await caches.cache.lookup("a", asked("New?")), CacheHit)
 
 
 async def test_an_entry_of_the_wrong_type_does_not_stop_the_deletion_of_the_others(

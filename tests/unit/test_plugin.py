@@ -9,14 +9,12 @@ import pytest
 
 from eviction_client.background import AtOnce
 from eviction_client.plugin import Plugin
-from eviction_client.policy.features import gap_class
 from eviction_client.policy.fits import REFIT_S
 from eviction_client.policy.guard import Guard
 from eviction_client.policy.hints import Hints
 from eviction_client.policy.queue.free_list import Block
 from eviction_client.policy.queue.free_queue import DONE, FreeQueue
-from eviction_client.policy.request import TrackedRequest
-from eviction_client.policy.spans import Span
+from eviction_client.policy.request import Span, TrackedRequest, gap_class
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, EngineId, MemoryStore
 from eviction_client.transport.scripted_predictor import ScriptedPredictor

@@ -13,32 +13,32 @@ import pytest
 
 from eviction_client.pace import finish
 from eviction_client.policy import classes, policy
-from eviction_client.policy.features import (
+from eviction_client.policy.classifier import COUNTED, Frequent
+from eviction_client.policy.ghosts import GhostCache, sampling_of
+from eviction_client.policy.policy import Policy
+from eviction_client.policy.queue.free_list import Block
+from eviction_client.policy.queue.free_queue import DONE, FreeQueue
+from eviction_client.policy.request import (
     LAST_TURN,
     LEVELS,
     NEW_TOKENS,
     REPLY_ENDS,
     TENANTS,
     Features,
+    Span,
+    TrackedRequest,
     gap_class,
     level_of,
     new_group,
     odds_group,
     turn_group,
 )
-from eviction_client.policy.frequent import COUNTED, Frequent
-from eviction_client.policy.ghosts import GhostCache, sampling_of
-from eviction_client.policy.policy import Policy
-from eviction_client.policy.queue.free_list import Block
-from eviction_client.policy.queue.free_queue import DONE, FreeQueue
-from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.reuse_monitor import MEAN_GAP_S, REMEMBERED, SHARED_FROM
 from eviction_client.policy.rules import RULES
 from eviction_client.policy.rules.lpc import LOG_ODDS_STEP, MOST_LOG_ODDS, lpc_tables
 from eviction_client.policy.rules.mq import mq_tables
 from eviction_client.policy.rules.ttl import ttl_tables
 from eviction_client.policy.rules.wa import fitting_wa, wa_tables
-from eviction_client.policy.spans import Span
 from lpc.model.curve import HORIZON_S, INTERVALS, KNOTS, value_at
 from lpc.model.probability import expit, logit
 from tests.clock import Clock

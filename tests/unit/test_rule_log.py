@@ -46,9 +46,10 @@ def test_a_choice_is_logged_once_with_recent_hits(caplog: pytest.LogCaptureFixtu
     scripted.choose("ttl")
     for second in range(3):
         log.update(scripted.ghosts, 3 * WINDOW_S + second)
+    hits = {"lru": 41.0, "ttl": 47.3, "value": 25.0}
     assert caplog.messages == [
         "learned prefix cache: the guard changes the rule from value to ttl (change 1). Hits of 1000 sampled blocks in "
-        f"{WINDOW_S:.0f} s: lru 41.0%, ttl 47.3%, mq 0.0%, lpc 0.0%, wa 0.0%, own 0.0%, value 25.0%"
+        f"{WINDOW_S:.0f} s: " + ", ".join(f"{rule} {hits.get(rule, 0.0)}%" for rule in RULES)
     ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from eviction_client.policy.features import Features
+from eviction_client.policy.request import Features
 from eviction_client.policy.rules import AUTO, CHOOSABLE, HOMES, RULES
 from eviction_client.settings import ClientSettings
 
@@ -16,7 +16,8 @@ PAGE = Path(__file__).parents[2] / "docs/reference/rules.md"
 def test_a_setting_takes_each_rule_and_no_other_name() -> None:
     for name in (AUTO, *RULES):
         assert ClientSettings(rule=name).rule == name
-    with pytest.raises(ValidationError, match="'auto', 'lru', 'ttl', 'mq', 'lpc', 'wa', 'own' or 'value'"):
+    *others, last = map(repr, (AUTO, *RULES))
+    with pytest.raises(ValidationError, match=f"{', '.join(others)} or {last}"):
         ClientSettings(rule="best")
 
 

@@ -17,10 +17,9 @@ from eviction_client.pace import finish
 from eviction_client.plugin import Plugin
 from eviction_client.policy.fits import REFIT_S
 from eviction_client.policy.policy import Policy
-from eviction_client.policy.request import TrackedRequest
+from eviction_client.policy.request import Span, TrackedRequest
 from eviction_client.policy.reuse_monitor import HALF_LIFE_S
 from eviction_client.policy.saved import ALIKE, restore, saving
-from eviction_client.policy.spans import Span
 from eviction_client.settings import ClientSettings
 from eviction_client.state_file import MAX_BYTES, StateFile
 from eviction_client.stores import BlockHash

@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.policy.spans import Spans
+from eviction_client.policy.request import Spans
 from tests.spans import spans_of
 
 chains = st.lists(st.tuples(st.integers(0, 3), st.integers(-4, 2))).map(

@@ -15,8 +15,7 @@ from vllm.v1.request import Request
 
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
-from eviction_client.engines.vllm.hooks import Hooks
-from eviction_client.engines.vllm.steps import Steps
+from eviction_client.engines.vllm.hooks import Hooks, Steps
 from eviction_client.plugin import Plugin
 from eviction_client.policy.request import TrackedRequest
 from eviction_client.settings import ClientSettings

@@ -21,9 +21,10 @@ Nothing here may raise into the scheduler: a hook that fails is counted and logg
 blocks used once.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
@@ -41,12 +42,17 @@ from eviction_client.engines.vllm.requests import (
     tenant_of,
     user_of,
 )
-from eviction_client.engines.vllm.steps import Steps
+from eviction_client.engines.vllm.waiting import WarmFirstQueue
 from eviction_client.engines.vllm.waiting_prefixes import WaitingPrefixes
 from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.plugin import Plugin
+from eviction_client.policy.queue.free_queue import RENEWED_S
 from eviction_client.policy.request import TrackedRequest
 from lpc.wire.session import key_of
+
+STEP_S: Final = 1.04 * RENEWED_S
+"""Seconds between two runs of the pending work unless requests wait: slightly more than the interval at which values are
+renewed."""
 
 
 class Hooks:
@@ -256,3 +262,52 @@ class Hooks:
             finished = self.plugin.lost(id_of(request))
         self.plugin.seconds += time.perf_counter() - started
         return finished
+
+
+class Steps:
+    """Runs the plug-in's pending work before a step of the scheduler, and looks at the started requests after it.
+
+    Each step passes here with the processor's caches cold, so without pending work little is read.
+
+    Args:
+        stock: the scheduler's own ``schedule``.
+        hooks: does the work.
+
+    Attributes:
+        waiting: the waiting queue that serves warm first; None: the waiting queue is vLLM's.
+    """
+
+    def __init__(self, stock: Callable[..., Any], hooks: "Hooks") -> None:
+        self.waiting: WarmFirstQueue | None = None
+        self._stock = stock
+        self._hooks = hooks
+        self._plugin = hooks.plugin
+        self._now = hooks.plugin.clock.source
+        self._beyond, self._counted = hooks.keep.beyond, hooks.keep.counted
+        self._worked_at = self._due_at = -math.inf
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedule a step, as ``Scheduler.schedule``."""
+        queue = self.waiting
+        if queue is not None and not queue.busy:
+            queue = None
+        if queue is not None:
+            queue.step_begins()
+        try:
+            now = self._now()
+        except Exception as error:
+            self._plugin.failed(error)
+            now = None
+        # Without the time, or if the clock was set back, work is due in each step.
+        if self._beyond or now is None or not self._worked_at <= now < self._due_at:
+            more = self._hooks.step()
+            if now is not None:
+                self._worked_at, self._due_at = now, now if more else now + STEP_S
+        scheduled = self._stock(*args, **kwargs)
+        if self._beyond or self._counted:
+            self._hooks.started(scheduled)
+        if queue is not None:
+            queue.step_ends(scheduled)
+            self._plugin.seconds += queue.seconds
+            queue.seconds = 0.0
+        return scheduled

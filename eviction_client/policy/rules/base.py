@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from typing import ClassVar, Final, NamedTuple
 
-from eviction_client.policy.features import Features
 from eviction_client.policy.queue.free_queue import Table, Tables
+from eviction_client.policy.request import Features
 from eviction_client.policy.reuse_monitor import Counts
 from lpc.model.curve import KNOTS
 
@@ -54,6 +54,7 @@ class Rule(ABC):
     Attributes:
         name: the rule's name in settings and metrics.
         source: source of the formula.
+        formula: value at age ``a`` seconds, for the reference; ``divided``: number of its classes, and by what.
         classes: number of its own classes.
         combines: whether it needs the combined classes. Its own ones are then those of the cells.
         exact: whether a queue that always has this rule has the rule's own classes, because the combined ones are coarser.
@@ -62,6 +63,8 @@ class Rule(ABC):
 
     name: ClassVar[str]
     source: ClassVar[str]
+    formula: ClassVar[str]
+    divided: ClassVar[str]
     classes: ClassVar[int]
     combines: ClassVar[bool] = False
     exact: ClassVar[bool] = False

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from eviction_client.policy.features import Features
 from eviction_client.policy.queue.free_queue import Tables
+from eviction_client.policy.request import Features
 from eviction_client.policy.rules.base import Learned, Rule, Steps, scaled
 from lpc.model.curve import HORIZON_S, KNOTS
 
@@ -22,7 +22,9 @@ class Lpc(Rule):
     """
 
     name = "lpc"
-    source = "Learned Prefix Caching (NeurIPS 2025, 3.4.2 and 3.5)"
+    source = "*Learned Prefix Caching*, NeurIPS 2025, 3.4.2 and 3.5"
+    formula = "`logit(p) - a * scale`, which orders as `p d / (p d + 1 - p)` with `d = exp(-a * scale)`"
+    divided = "65, by the log-odds of `p`"
     classes = BINS
     exact = True
 

@@ -1,6 +1,6 @@
 """Least recently used first."""
 
-from eviction_client.policy.features import Features
+from eviction_client.policy.request import Features
 from eviction_client.policy.rules.base import Learned, Rule, Steps
 
 
@@ -9,6 +9,8 @@ class Lru(Rule):
 
     name = "lru"
     source = "the engine's own order"
+    formula = "falls with the age, the same for all blocks"
+    divided = "one"
     classes = 1
 
     @staticmethod

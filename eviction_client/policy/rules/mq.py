@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from eviction_client.policy.features import LEVELS, Features
 from eviction_client.policy.queue.free_queue import Tables
+from eviction_client.policy.request import LEVELS, Features
 from eviction_client.policy.rules.base import Learned, Rule, Steps, scaled
 from lpc.model.curve import HORIZON_S, KNOTS
 
@@ -22,7 +22,9 @@ class Mq(Rule):
     """
 
     name = "mq"
-    source = "Multi-Queue (Zhou, Philbin and Li, USENIX ATC 2001)"
+    source = "Multi-Queue: Zhou, Philbin and Li, USENIX ATC 2001"
+    formula = "the level, log2 of the uses (at most 3), less the lifetimes without a use"
+    divided = "4, by uses"
     classes = LEVELS
 
     @staticmethod

@@ -3,8 +3,8 @@
 from functools import cache
 from typing import Final
 
-from eviction_client.policy.features import TURN_GROUPS, Features
 from eviction_client.policy.queue.free_queue import Tables
+from eviction_client.policy.request import TURN_GROUPS, Features
 from eviction_client.policy.rules.base import FALLING, Learned, Rule, Steps, scaled
 from lpc.model.curve import KNOTS
 
@@ -21,7 +21,9 @@ class Ttl(Rule):
     """
 
     name = "ttl"
-    source = "TensorRT-LLM: KvCacheRetentionConfig, LRUEvictionPolicy"
+    source = "priorities with a duration: TensorRT-LLM's `KvCacheRetentionConfig`"
+    formula = "the priority of the turn (35, 50, 65, 80, 100) for 300 s; then 35 as if just used"
+    divided = "5, by turn"
     classes = TURN_GROUPS
 
     @staticmethod

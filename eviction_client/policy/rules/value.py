@@ -1,8 +1,8 @@
 """The retention value, of the combined classes: with the sidecar's features (`value`) and without them (`own`)."""
 
 from eviction_client.policy.classes import CELLS, cell_of, without_sidecar
-from eviction_client.policy.features import Features
 from eviction_client.policy.queue.free_queue import Table, Tables
+from eviction_client.policy.request import Features
 from eviction_client.policy.rules.base import Learned, Rule, Steps, scaled
 
 
@@ -13,7 +13,9 @@ class Own(Rule):
     """
 
     name = "own"
-    source = "this project"
+    source = "this project: what the sidecar adds is `value` less `own`"
+    formula = "as `value`"
+    divided = "those of `value` without the sidecar's features"
     classes = CELLS
     combines = True
     home = True
@@ -42,6 +44,10 @@ class Value(Own):
 
     name = "value"
     source = "this project; Gittins index (1979)"
+    formula = (
+        "the retention value, in uses per second of room: `max over h of (F(a+h) - F(a)) / integral from a to a+h of (1 - F)`"
+    )
+    divided = "up to 2,048, by all features below"
 
     def table_of(self, features: Features, log_odds: float, tables: Tables, learned: Learned) -> Table:
         """Return the class's table, or the one without the sidecar."""

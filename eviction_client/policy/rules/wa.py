@@ -3,8 +3,8 @@
 from collections.abc import Generator, Mapping, Sequence
 from typing import Final
 
-from eviction_client.policy.features import NEW_GROUPS, TURN_GROUPS, Features
 from eviction_client.policy.queue.free_queue import Tables
+from eviction_client.policy.request import NEW_GROUPS, TURN_GROUPS, Features
 from eviction_client.policy.reuse_monitor import Counts, add, nothing
 from eviction_client.policy.rules.base import Learned, Rule, Steps, scaled
 from lpc.model import exponential
@@ -23,7 +23,9 @@ class Wa(Rule):
     """
 
     name = "wa"
-    source = "KVCache Cache in the Wild (ATC 2025, 4.2)"
+    source = "*KVCache Cache in the Wild*, USENIX ATC 2025, 4.2"
+    formula = "`q (1 - exp(-life / tau)) exp(-a / tau)`"
+    divided = "20, by new tokens and turn"
     classes = NEW_GROUPS * TURN_GROUPS
     exact = True
     choosable = False

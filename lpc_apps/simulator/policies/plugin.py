@@ -11,9 +11,8 @@ from eviction_client.fleet_pool import FleetPool
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.policy import Policy as Core
 from eviction_client.policy.queue.free_queue import FreeQueue, Run
-from eviction_client.policy.request import TrackedRequest
+from eviction_client.policy.request import TrackedRequest, Use
 from eviction_client.policy.reuse_monitor import REMEMBERED
-from eviction_client.policy.uses import Use
 from eviction_client.stores.base import BlockStore, EngineId
 from lpc.model.probability import logit
 from lpc.model.returns.groups import CurveGroups

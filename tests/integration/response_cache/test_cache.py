@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from response_cache.service.outcomes import Hit, Miss
+from response_cache.service.outcomes import CacheHit, CacheMiss
 from response_cache.store.scopes import ScopeSettings
 from testing.processes import RedisServer
 from tests.metric_values import counted
@@ -33,13 +33,13 @@ async def make(redis_server: RedisServer, tmp_path: Path) -> AsyncIterator[Make]
         await caches.close()
 
 
-async def ask(caches: Caches, request: Any, client: str = "a", **fields: Any) -> Hit | Miss:
+async def ask(caches: Caches, request: Any, client: str = "a", **fields: Any) -> CacheHit | CacheMiss:
     return await caches.cache.lookup(client, request, **fields)
 
 
 async def fill(caches: Caches, request: Any, reply: Any = None, client: str = "a", **fields: Any) -> Any:
     miss = await ask(caches, request, client)
-    assert isinstance(miss, Miss)
+    assert isinstance(miss, CacheMiss)
     return await caches.cache.store(client, request, reply or answer(), flight=miss.flight, **fields)
 
 
@@ -62,19 +62,19 @@ def counted_bytes(server: RedisServer) -> int:
 async def test_the_same_request_gets_the_same_answer(make: Make) -> None:
     caches = make()
     first = await ask(caches, asked("Is it?"))
-    assert isinstance(first, Miss) and first.reason == "cold" and first.flight
+    assert isinstance(first, CacheMiss) and first.reason == "cold" and first.flight
     stored = await caches.cache.store("a", asked("Is it?"), answer("It is."), flight=first.flight)
     assert stored.refusal is None
     caches.clock.now += 30
     hit = await ask(caches, asked("Is it?", parameters={"stream": False, "user": "u", "n": 1}))
-    assert isinstance(hit, Hit)
+    assert isinstance(hit, CacheHit)
     assert (hit.source, hit.answer) == ("exact", answer("It is."))
     assert hit.age_s == pytest.approx(30) and hit.remaining_s == pytest.approx(4 * 3600 - 30)
 
 
 async def test_another_sidecar_finds_the_answer(make: Make) -> None:
     await fill(make(), asked("Is it?"))
-    assert isinstance(await ask(make(), asked("Is it?")), Hit)
+    assert isinstance(await ask(make(), asked("Is it?")), CacheHit)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ async def test_another_sidecar_finds_the_answer(make: Make) -> None:
 async def test_requests_that_differ_in_a_relevant_field_do_not_share_an_answer(make: Make, other: Any) -> None:
     caches = make()
     await fill(caches, asked("Is it?"))
-    assert isinstance(await ask(caches, other), Miss)
+    assert isinstance(await ask(caches, other), CacheMiss)
 
 
 async def test_clients_do_not_share_answers(make: Make) -> None:
     caches = make()
     await fill(caches, asked("Is it?"), client="a")
-    assert isinstance(await ask(caches, asked("Is it?"), client="b"), Miss)
-    assert isinstance(await ask(caches, asked("Is it?"), client="a"), Hit)
+    assert isinstance(await ask(caches, asked("Is it?"), client="b"), CacheMiss)
+    assert isinstance(await ask(caches, asked("Is it?"), client="a"), CacheHit)
 
 
 async def test_a_record_that_was_copied_to_another_clients_key_does_not_decrypt(make: Make, redis_server: RedisServer) -> None:
@@ -115,7 +115,7 @@ async def test_a_record_that_was_copied_to_another_clients_key_does_not_decrypt(
         client.set(one, client.get(other))
         client.set(other, b"\x01" + b"damaged" * 9)
     for name in "ab":
-        assert isinstance(await ask(caches, asked("Is it?"), client=name), Miss)
+        assert isinstance(await ask(caches, asked("Is it?"), client=name), CacheMiss)
     assert counted(caches.metrics.unreadable) == 2
     # A new answer can be stored.
     await fill(caches, asked("Is it?"), client="a")
@@ -128,7 +128,7 @@ async def test_a_record_that_was_copied_to_another_clients_key_does_not_decrypt(
 async def test_text_is_compared_byte_by_byte(make: Make, one: str, other: str) -> None:
     caches = make()
     await fill(caches, asked(one))
-    assert isinstance(await ask(caches, asked(other)), Miss)
+    assert isinstance(await ask(caches, asked(other)), CacheMiss)
 
 
 async def test_a_hit_does_not_prolong_the_life_of_an_answer(make: Make) -> None:
@@ -136,9 +136,9 @@ async def test_a_hit_does_not_prolong_the_life_of_an_answer(make: Make) -> None:
     await fill(caches, asked("Is it?"))
     for _ in range(3):
         caches.clock.now += 33
-        assert isinstance(await ask(caches, asked("Is it?")), Hit)
+        assert isinstance(await ask(caches, asked("Is it?")), CacheHit)
     caches.clock.now += 2
-    assert isinstance(await ask(caches, asked("Is it?")), Miss)
+    assert isinstance(await ask(caches, asked("Is it?")), CacheMiss)
 
 
 async def test_no_operation_prolongs_the_life_of_an_answer(make: Make, redis_server: RedisServer) -> None:
@@ -153,7 +153,7 @@ async def test_no_operation_prolongs_the_life_of_an_answer(make: Make, redis_ser
     assert len(before) == 1
     caches.clock.now += 60
     hit = await ask(caches, asked("Is it?"))
-    assert isinstance(hit, Hit)
+    assert isinstance(hit, CacheHit)
     for wrong in (False, True):
         await caches.upkeep.feedback("a", hit.ticket, wrong=wrong, drop=False)
     for fields in ({"no_store": True}, {"aborted": True}):
@@ -177,7 +177,7 @@ async def test_a_clock_step_does_not_move_the_age_outside_the_life(make: Make, s
     await fill(caches, asked("Is it?"))
     caches.clock.now += step
     hit = await ask(caches, asked("Is it?"))
-    assert isinstance(hit, Hit)
+    assert isinstance(hit, CacheHit)
     assert 0 <= hit.age_s <= 100 and 0 <= hit.remaining_s <= 100
 
 
@@ -200,7 +200,7 @@ async def test_a_clock_step_does_not_move_the_age_outside_the_life(make: Make, s
 async def test_an_answer_that_is_incomplete_or_not_text_is_not_cached(make: Make, reply: Any, refusal: str) -> None:
     caches = make()
     assert (await fill(caches, asked("Is it?"), reply)).refusal == refusal
-    assert isinstance(await ask(caches, asked("Is it?")), Miss)
+    assert isinstance(await ask(caches, asked("Is it?")), CacheMiss)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ async def test_an_answer_that_is_incomplete_or_not_text_is_not_cached(make: Make
 async def test_a_request_whose_answer_is_never_cached_is_refused_at_once(make: Make, request_: Any, refusal: str) -> None:
     caches = make()
     miss = await ask(caches, request_)
-    assert isinstance(miss, Miss)
+    assert isinstance(miss, CacheMiss)
     assert (miss.reason, miss.refusal, miss.flight) == ("refused", refusal, b"")
     assert (await caches.cache.store("a", request_, answer())).refusal == refusal
 
@@ -230,13 +230,13 @@ async def test_a_request_whose_answer_is_never_cached_is_refused_at_once(make: M
 async def test_a_scope_can_allow_any_temperature(make: Make) -> None:
     caches = make({"warm": ScopeSettings(any_temperature=True)})
     await fill(caches, asked("Is it?", scope="warm", parameters={"temperature": 0.7}))
-    assert isinstance(await ask(caches, asked("Is it?", scope="warm", parameters={"temperature": 0.7})), Hit)
+    assert isinstance(await ask(caches, asked("Is it?", scope="warm", parameters={"temperature": 0.7})), CacheHit)
 
 
 async def test_creative_writing_is_not_cached(make: Make) -> None:
     caches = make({"poems": ScopeSettings(kind="creative")})
     miss = await ask(caches, asked("A poem!", scope="poems"))
-    assert isinstance(miss, Miss) and miss.reason == "off"
+    assert isinstance(miss, CacheMiss) and miss.reason == "off"
 
 
 async def test_a_digest_can_replace_an_image(make: Make) -> None:
@@ -249,18 +249,18 @@ async def test_a_digest_can_replace_an_image(make: Make) -> None:
     caches = make()
     url = "data:image/png;base64,AAAA"
     await fill(caches, with_image(url))
-    assert isinstance(await ask(caches, with_image(digest_of(url))), Hit)
-    assert isinstance(await ask(caches, with_image(url + "A")), Miss)
+    assert isinstance(await ask(caches, with_image(digest_of(url))), CacheHit)
+    assert isinstance(await ask(caches, with_image(url + "A")), CacheMiss)
 
 
 async def test_64_concurrent_requests_call_the_engine_once(make: Make) -> None:
     sidecars = [make(), make()]
     engine_calls = 0
 
-    async def one(caches: Caches) -> Hit | Miss:
+    async def one(caches: Caches) -> CacheHit | CacheMiss:
         nonlocal engine_calls
         outcome = await ask(caches, asked("Is it?"), wait_s=20)
-        if isinstance(outcome, Miss):
+        if isinstance(outcome, CacheMiss):
             engine_calls += 1
             await asyncio.sleep(0.1)
             await caches.cache.store("a", asked("Is it?"), answer(), flight=outcome.flight)
@@ -268,19 +268,19 @@ async def test_64_concurrent_requests_call_the_engine_once(make: Make) -> None:
 
     outcomes = await asyncio.gather(*(one(sidecars[n % 2]) for n in range(64)))
     assert engine_calls == 1
-    assert sum(isinstance(outcome, Hit) for outcome in outcomes) == 63
+    assert sum(isinstance(outcome, CacheHit) for outcome in outcomes) == 63
 
 
 async def test_a_dead_leader_does_not_block_the_followers(make: Make) -> None:
     caches = make(flight_s=0.3)
     leader = await ask(caches, asked("Is it?"), wait_s=5)
-    assert isinstance(leader, Miss) and leader.flight
+    assert isinstance(leader, CacheMiss) and leader.flight
     engine_calls = 1
 
-    async def one() -> Hit | Miss:
+    async def one() -> CacheHit | CacheMiss:
         nonlocal engine_calls
         outcome = await ask(caches, asked("Is it?"), wait_s=20)
-        if isinstance(outcome, Miss):
+        if isinstance(outcome, CacheMiss):
             engine_calls += 1
             await caches.cache.store("a", asked("Is it?"), answer(), flight=outcome.flight)
         return outcome
@@ -292,31 +292,31 @@ async def test_a_dead_leader_does_not_block_the_followers(make: Make) -> None:
 async def test_after_an_aborted_answer_a_follower_becomes_leader(make: Make) -> None:
     caches = make()
     leader = await ask(caches, asked("Is it?"))
-    assert isinstance(leader, Miss)
+    assert isinstance(leader, CacheMiss)
     waiting = asyncio.create_task(ask(caches, asked("Is it?"), wait_s=20))
     await asyncio.sleep(0.1)
     assert (await caches.cache.store("a", asked("Is it?"), answer(), flight=leader.flight, aborted=True)).refusal == "aborted"
     outcome = await waiting
-    assert isinstance(outcome, Miss) and outcome.flight
+    assert isinstance(outcome, CacheMiss) and outcome.flight
 
 
 async def test_followers_go_to_the_engine_if_the_answer_is_not_cached(make: Make) -> None:
     caches = make()
     leader = await ask(caches, asked("Is it?"))
-    assert isinstance(leader, Miss)
+    assert isinstance(leader, CacheMiss)
     waiting = [asyncio.create_task(ask(caches, asked("Is it?"), wait_s=20)) for _ in range(5)]
     await asyncio.sleep(0.1)
     await caches.cache.store("a", asked("Is it?"), answer(finish_reason="length"), flight=leader.flight)
     outcomes = await asyncio.gather(*waiting)
     # Not "in_flight", after which they would go on waiting.
-    assert {(outcome.reason, outcome.flight) for outcome in outcomes if isinstance(outcome, Miss)} == {("cold", b"")}
+    assert {(outcome.reason, outcome.flight) for outcome in outcomes if isinstance(outcome, CacheMiss)} == {("cold", b"")}
 
 
 async def test_a_lookup_without_wait_time_returns_at_once(make: Make) -> None:
     caches = make()
     await ask(caches, asked("Is it?"))
     outcome = await ask(caches, asked("Is it?"))
-    assert isinstance(outcome, Miss)
+    assert isinstance(outcome, CacheMiss)
     assert (outcome.reason, outcome.flight) == ("in_flight", b"")
 
 
@@ -326,9 +326,9 @@ async def test_an_invalidated_answer_is_not_found(make: Make, scope: str | None)
     await fill(caches, asked("Is it?"))
     assert await caches.upkeep.invalidate("a", scope=scope) == (True, 0)
     for sidecar in (caches, make()):
-        assert isinstance(await ask(sidecar, asked("Is it?")), Miss)
+        assert isinstance(await ask(sidecar, asked("Is it?")), CacheMiss)
     await fill(make(), asked("And now?"))
-    assert isinstance(await ask(caches, asked("And now?")), Hit)
+    assert isinstance(await ask(caches, asked("And now?")), CacheHit)
 
 
 @pytest.mark.parametrize("how", ["purged", "flushed"])
@@ -344,7 +344,7 @@ async def test_an_answer_that_is_stored_after_all_data_was_lost_can_be_invalidat
             client.flushall()
     await fill(caches, asked("Is it?"))
     assert await caches.upkeep.invalidate("a", scope=None) == (True, 0)
-    assert isinstance(await ask(caches, asked("Is it?")), Miss)
+    assert isinstance(await ask(caches, asked("Is it?")), CacheMiss)
 
 
 async def test_answers_of_other_scopes_and_clients_are_not_invalidated(make: Make) -> None:
@@ -353,17 +353,17 @@ async def test_answers_of_other_scopes_and_clients_are_not_invalidated(make: Mak
     await fill(caches, asked("Is it?"), client="b")
     await caches.upkeep.invalidate("a", scope="other")
     await caches.upkeep.invalidate("b", scope=None)
-    assert isinstance(await ask(caches, asked("Is it?")), Hit)
+    assert isinstance(await ask(caches, asked("Is it?")), CacheHit)
 
 
 async def test_an_answer_to_a_request_from_before_an_invalidation_is_not_stored(make: Make) -> None:
     caches = make()
     miss = await ask(caches, asked("Is it?"))
-    assert isinstance(miss, Miss)
+    assert isinstance(miss, CacheMiss)
     await caches.upkeep.invalidate("a", scope="faq")
     stored = await caches.cache.store("a", asked("Is it?"), answer(), flight=miss.flight)
     assert stored.refusal == "stale"
-    assert isinstance(await ask(caches, asked("Is it?")), Miss)
+    assert isinstance(await ask(caches, asked("Is it?")), CacheMiss)
 
 
 async def test_an_answer_without_a_flight_that_began_before_an_invalidation_is_not_stored(make: Make) -> None:
@@ -378,13 +378,13 @@ async def test_only_the_client_that_got_an_entry_can_drop_it(make: Make) -> None
     caches = make()
     await fill(caches, asked("Is it?"))
     hit = await ask(caches, asked("Is it?"))
-    assert isinstance(hit, Hit)
+    assert isinstance(hit, CacheHit)
     wrong = {"wrong": True, "drop": True}
     assert await caches.upkeep.feedback("b", hit.ticket, **wrong) == (False, False)
     assert await caches.upkeep.feedback("a", hit.ticket[:-1] + b"x", **wrong) == (False, False)
-    assert isinstance(await ask(caches, asked("Is it?")), Hit)
+    assert isinstance(await ask(caches, asked("Is it?")), CacheHit)
     assert await caches.upkeep.feedback("a", hit.ticket, **wrong) == (True, True)
-    assert isinstance(await ask(caches, asked("Is it?")), Miss)
+    assert isinstance(await ask(caches, asked("Is it?")), CacheMiss)
 
 
 async def test_erased_entries_are_deleted_from_redis(make: Make, redis_server: RedisServer) -> None:
@@ -407,8 +407,8 @@ async def test_a_scope_stays_within_its_limit_of_entries(make: Make, redis_serve
         await fill(caches, asked(f"Is it {n}?"))
     with contextlib.closing(redis_server.client()) as client:
         assert len(list(client.scan_iter("lpc:rc:*:e:*"))) == 10
-    assert isinstance(await ask(caches, asked("Is it 29?")), Hit)
-    assert isinstance(await ask(caches, asked("Is it 3?")), Miss)
+    assert isinstance(await ask(caches, asked("Is it 29?")), CacheHit)
+    assert isinstance(await ask(caches, asked("Is it 3?")), CacheMiss)
     assert evicted(caches) == {"entries": 20, "bytes": 0}
 
 
@@ -429,8 +429,8 @@ async def test_a_scope_stays_within_its_limit_of_bytes(make: Make, redis_server:
     held = entries_in(redis_server)
     assert 0.9 * 2**20 < sum(held.values()) <= 2**20
     assert counted_bytes(redis_server) == sum(held.values())
-    assert isinstance(await ask(caches, asked("Is it 39?")), Hit)
-    assert isinstance(await ask(caches, asked("Is it 3?")), Miss)
+    assert isinstance(await ask(caches, asked("Is it 39?")), CacheHit)
+    assert isinstance(await ask(caches, asked("Is it 3?")), CacheMiss)
     assert evicted(caches) == {"entries": 0, "bytes": 40 - len(held)}
 
 
@@ -441,7 +441,7 @@ async def test_replaced_deleted_and_expired_entries_are_not_counted(make: Make, 
     await fill(caches, asked("And that?"), answer(secrets.token_hex(5000)))
     assert counted_bytes(redis_server) == sum(entries_in(redis_server).values())
     hit = await ask(caches, asked("Is it?"))
-    assert isinstance(hit, Hit)
+    assert isinstance(hit, CacheHit)
     await caches.upkeep.feedback("a", hit.ticket, wrong=False, drop=True)
     await caches.upkeep.feedback("a", hit.ticket, wrong=False, drop=True)
     assert counted_bytes(redis_server) == sum(entries_in(redis_server).values())
@@ -460,15 +460,15 @@ async def test_keys_can_be_rotated_without_a_restart(make: Make) -> None:
     caches.key_file.write_text("\n".join((names, "k2: " + "33" * 32, first)))
     assert caches.keys.refresh()
     await fill(caches, asked("new?"))
-    assert isinstance(await ask(caches, asked("old?")), Hit)
+    assert isinstance(await ask(caches, asked("old?")), CacheHit)
     caches.key_file.write_text("\n".join((names, "k2: " + "33" * 32)))
     assert caches.keys.refresh()
-    assert isinstance(await ask(caches, asked("old?")), Miss)
-    assert isinstance(await ask(caches, asked("new?")), Hit)
+    assert isinstance(await ask(caches, asked("old?")), CacheMiss)
+    assert isinstance(await ask(caches, asked("new?")), CacheHit)
 
 
 async def test_with_another_key_old_entries_are_misses_and_new_ones_can_be_stored(make: Make) -> None:
     await fill(make(), asked("Is it?"))
     other = make(key_lines=KEY_LINES.replace("22", "44"))
     await fill(other, asked("Is it?"))
-    assert isinstance(await ask(other, asked("Is it?")), Hit)
+    assert isinstance(await ask(other, asked("Is it?")), CacheHit)

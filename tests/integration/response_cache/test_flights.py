@@ -14,7 +14,7 @@ from predictor_service.errors import Overloaded
 from predictor_service.metrics import Metrics
 from predictor_service.rpc.callers import Caller, CallerLimits, InFlight
 from response_cache.client import ResponseCacheClient
-from response_cache.service.outcomes import Hit, Miss
+from response_cache.service.outcomes import CacheHit, CacheMiss
 from response_cache.service.running import running
 from response_cache.store import flights
 from response_cache.store.scopes import ScopeSettings
@@ -34,7 +34,7 @@ PATIENCE_S = 30.0
 async def is_led(caches: Any, **fields: Any) -> bool:
     """Return whether this caller leads now."""
     outcome = await ask(caches, asked("Is it?"), **fields)
-    return isinstance(outcome, Miss) and bool(outcome.flight)
+    return isinstance(outcome, CacheMiss) and bool(outcome.flight)
 
 
 def flights_in(server: RedisServer) -> list[bytes]:
@@ -67,7 +67,7 @@ async def test_a_look_up_that_is_given_up_after_redis_took_its_flight_leaves_non
     following = asyncio.create_task(ask(caches, asked("Is it?"), wait_s=PATIENCE_S))
     given_up.set()
     outcome = await following
-    assert isinstance(outcome, Miss) and outcome.flight
+    assert isinstance(outcome, CacheMiss) and outcome.flight
 
 
 async def test_callers_that_give_up_at_any_time_hold_up_nobody(make: Make, redis_server: RedisServer) -> None:
@@ -77,7 +77,7 @@ async def test_callers_that_give_up_at_any_time_hold_up_nobody(make: Make, redis
         await asyncio.sleep(n / 10_000)
         looking.cancel()
         outcome = (await asyncio.gather(looking, return_exceptions=True))[0]
-        if isinstance(outcome, Miss):
+        if isinstance(outcome, CacheMiss):
             await caches.cache.store("a", asked("Is it?"), answer(), flight=outcome.flight, aborted=True)
         await eventually(lambda: not flights_in(redis_server), PATIENCE_S)
 
@@ -146,7 +146,7 @@ async def test_only_the_leader_can_renew_a_flight(tiny_models: Path, tmp_path: P
 async def test_a_flight_that_a_failover_lost_is_not_created_again(make: Make, redis_server: RedisServer) -> None:
     caches = make()
     miss = await ask(caches, asked("Is it?"), renews=True)
-    assert isinstance(miss, Miss)
+    assert isinstance(miss, CacheMiss)
     with contextlib.closing(redis_server.client()) as client:
         client.flushall()  # a replica took over before it had the flight
     assert await caches.cache.renew("a", [("", miss.flight)]) == 0
@@ -192,7 +192,7 @@ async def test_a_request_whose_wait_ends_without_an_answer_is_one_look_up(make: 
     assert await is_led(caches)
     for asks_again in (True, True, True, False):
         outcome = await ask(caches, asked("Is it?"), wait_s=0.01, asks_again=asks_again)
-        assert isinstance(outcome, Miss) and outcome.reason == "in_flight"
+        assert isinstance(outcome, CacheMiss) and outcome.reason == "in_flight"
     assert counted(caches.metrics.lookups.labels("faq", "in_flight")) == 1
 
 
@@ -208,7 +208,7 @@ def test_answers_without_a_wait_count_against_the_rate_afterwards() -> None:
 async def test_a_hit_ends_a_wait_although_the_leader_is_at_another_sidecar(make: Make) -> None:
     one, other = make(), make()
     miss = await ask(one, asked("Is it?"), renews=True)
-    assert isinstance(miss, Miss)
+    assert isinstance(miss, CacheMiss)
     waiting = asyncio.create_task(ask(other, asked("Is it?"), wait_s=PATIENCE_S))
     await one.cache.store("a", asked("Is it?"), answer(), flight=miss.flight)
-    assert isinstance(await waiting, Hit)
+    assert isinstance(await waiting, CacheHit)

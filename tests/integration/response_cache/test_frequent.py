@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from response_cache.keys.canonical import Request
+from response_cache.keys.canonical import CacheRequest
 from response_cache.store import frequent
 from response_cache.store.frequent import DAY_S, LONGEST, QUESTIONS, body_of
 from response_cache.store.scopes import ScopeSettings
@@ -164,7 +164,7 @@ async def test_without_redis_a_lookup_is_a_miss_and_the_list_is_unknown(tmp_path
 
 def test_only_requests_that_can_be_sent_again_are_stored() -> None:
     def body(**fields: Any) -> bytes | None:
-        return body_of(Request(**{"model": "m", "parameters": {}, **fields}))
+        return body_of(CacheRequest(**{"model": "m", "parameters": {}, **fields}))
 
     assert body(prompt="why", parameters={"stream": True}) == b'{"model":"m","prompt":"why"}'
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "sha256:00"}}]}

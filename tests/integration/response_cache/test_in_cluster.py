@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from response_cache.service.lookup import Lookup
-from response_cache.service.outcomes import Hit, Miss
+from response_cache.service.outcomes import CacheHit, CacheMiss
 from response_cache.store import layout
 from response_cache.store.scopes import ScopeSettings
 from response_cache.store.vectors import Vector, seal
@@ -40,7 +40,7 @@ async def caches(redis_cluster: list[RedisServer], tmp_path: Path) -> AsyncItera
 async def fill(caches: Caches, text: str, scope: str) -> None:
     request = asked(text, scope=scope)
     miss = await caches.cache.lookup("a", request)
-    assert isinstance(miss, Miss) and miss.flight, miss
+    assert isinstance(miss, CacheMiss) and miss.flight, miss
     assert (await caches.cache.store("a", request, answer(), flight=miss.flight)).refusal is None
 
 
@@ -48,7 +48,7 @@ async def test_scopes_are_spread_over_the_nodes(caches: Caches, redis_cluster: l
     for scope in SCOPES:
         await fill(caches, "Is it?", scope)
     for scope in SCOPES:
-        assert isinstance(await caches.cache.lookup("a", asked("Is it?", scope=scope)), Hit)
+        assert isinstance(await caches.cache.lookup("a", asked("Is it?", scope=scope)), CacheHit)
     held = []
     for node in redis_cluster:
         with contextlib.closing(node.client()) as client:
@@ -61,11 +61,11 @@ async def test_equal_requests_at_two_sidecars_call_the_engine_once(
 ) -> None:
     other = Caches(redis_cluster[1].url, tmp_path, cluster=True)
     leader = await caches.cache.lookup("a", asked("Is it?"))
-    assert isinstance(leader, Miss)
+    assert isinstance(leader, CacheMiss)
     follower = asyncio.create_task(other.cache.lookup("a", asked("Is it?"), wait_s=20))
     await asyncio.sleep(0.1)
     await caches.cache.store("a", asked("Is it?"), answer(), flight=leader.flight)
-    assert isinstance(await follower, Hit)
+    assert isinstance(await follower, CacheHit)
     await other.close()
 
 
@@ -98,7 +98,7 @@ async def test_limits_invalidation_statistics_and_erasure_work_in_a_cluster(
     stats = {one.scope: one for one in await caches.upkeep.stats("a", None)}
     assert {name: one.entries for name, one in stats.items()} == {"scope0": 3, "scope1": 1}
     assert await caches.upkeep.invalidate("a", scope="scope0", erase=True) == (True, 3)
-    assert isinstance(await caches.cache.lookup("a", asked("Is it?", scope="scope1")), Hit)
+    assert isinstance(await caches.cache.lookup("a", asked("Is it?", scope="scope1")), CacheHit)
     assert await caches.upkeep.invalidate("a", scope=None, erase=True) == (True, 1)
     for node in redis_cluster:
         with contextlib.closing(node.client()) as client:
@@ -115,7 +115,7 @@ async def test_with_the_wrong_cluster_setting_lookups_miss_and_the_log_names_the
         caplog.clear()
         caches = Caches(url, tmp_path, cluster=cluster)
         outcomes = [await caches.cache.lookup("a", asked("Is it?", scope=scope)) for scope in SCOPES]
-        assert any(isinstance(one, Miss) and one.reason == "unavailable" for one in outcomes)
+        assert any(isinstance(one, CacheMiss) and one.reason == "unavailable" for one in outcomes)
         assert advice in caplog.text
         await caches.close()
 
@@ -148,11 +148,11 @@ async def test_a_slot_that_moves_costs_its_own_scope_and_is_not_a_bug(
     requests = [asked("Is it?", scope=scope) for scope in SCOPES[:4]]
     with moving(redis_cluster, layout.key(caches.store.namer.scope("a", SCOPES[1]), "g")):
         outcome = await caches.cache.lookup("a", requests[1])
-        assert isinstance(outcome, Miss) and outcome.reason == "unavailable"
+        assert isinstance(outcome, CacheMiss) and outcome.reason == "unavailable"
         for other in (requests[0], *requests[2:]):
-            assert isinstance(await caches.cache.lookup("a", other), Hit)
+            assert isinstance(await caches.cache.lookup("a", other), CacheHit)
         assert not caches.redis.away
     assert "moves slots between nodes" in caplog.text
     assert "bug" not in caplog.text and "ERROR" not in caplog.text
     for request in requests:
-        assert isinstance(await caches.cache.lookup("a", request), Hit)
+        assert isinstance(await caches.cache.lookup("a", request), CacheHit)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from response_cache.service.outcomes import Hit, Miss
+from response_cache.service.outcomes import CacheHit, CacheMiss
 from response_cache.store.scopes import HOUR, ScopeSettings
 from testing.processes import RedisServer
 from tests.response_cache import Caches, GivenVectors, answer, asked
@@ -37,7 +37,7 @@ async def kept(caches: Caches, question: str, scope: str) -> None:
 
 async def look(caches: Caches, question: str, scope: str) -> str:
     found = await caches.cache.lookup("gateway", asked(question, scope=scope))
-    return found.source if isinstance(found, Hit) else found.reason
+    return found.source if isinstance(found, CacheHit) else found.reason
 
 
 @pytest.mark.parametrize(("scope", "life_s"), [("faq", HOUR), ("brief", 60), ("lasting", 4 * HOUR)])
@@ -65,14 +65,14 @@ async def test_a_scope_can_treat_such_questions_as_all_others(caches: Caches) ->
 async def test_without_a_semantic_tier_the_miss_is_an_ordinary_one(redis_server: RedisServer, tmp_path: Path) -> None:
     caches = Caches(redis_server.url, tmp_path)
     found = await caches.cache.lookup("gateway", asked(NOW, scope="off"))
-    assert isinstance(found, Miss) and found.reason == "cold" and found.flight
+    assert isinstance(found, CacheMiss) and found.reason == "cold" and found.flight
     await caches.close()
 
 
 async def test_an_answer_serves_other_questions_for_a_shorter_time_than_its_own(caches: Caches) -> None:
     await kept(caches, EVER, "faq")
     found = await caches.cache.lookup("gateway", asked(ASKED_AGAIN, scope="faq"))
-    assert isinstance(found, Hit) and 0 < found.remaining_s <= 2 * HOUR
+    assert isinstance(found, CacheHit) and 0 < found.remaining_s <= 2 * HOUR
     caches.clock.now += 2 * HOUR + 1
     await caches.semantic.sync(10.0)
     assert await look(caches, ASKED_AGAIN, "faq") == "cold"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from response_cache.keys.canonical import Request
+from response_cache.keys.canonical import CacheRequest
 from response_cache.semantic import gate as gates
 from response_cache.semantic.gate import Gate
-from response_cache.service.outcomes import Hit, Miss
+from response_cache.service.outcomes import CacheHit, CacheMiss
 from response_cache.store.scopes import ScopeSettings
 from testing.processes import RedisServer
 from tests.metric_values import counted
@@ -38,21 +38,21 @@ def learning(scope: ScopeSettings) -> Gate:
     return Gate(scope.bound, serves=True)
 
 
-def loud(i: int, scope: str = "faq", tenant: str = "") -> Request:
+def loud(i: int, scope: str = "faq", tenant: str = "") -> CacheRequest:
     return asked(f"  Where is NUMBER {i}, please?", scope=scope, tenant=tenant)
 
 
-def plain(i: int, scope: str = "faq", tenant: str = "") -> Request:
+def plain(i: int, scope: str = "faq", tenant: str = "") -> CacheRequest:
     return asked(f"where is number {i}, please", scope=scope, tenant=tenant)
 
 
-async def drive(caches: Caches, numbers: range, right: bool = True, **place: str) -> list[Hit]:
+async def drive(caches: Caches, numbers: range, right: bool = True, **place: str) -> list[CacheHit]:
     """Store plain questions, ask for the loud ones, and return the hits. The engine's own answers are right, or all differ."""
     hits = []
     for i in numbers:
         await caches.cache.store("a", plain(i, **place), answer(f"answer {i}"))
         found = await caches.cache.lookup("a", loud(i, **place))
-        if isinstance(found, Hit):
+        if isinstance(found, CacheHit):
             hits.append(found)
             continue
         text = f"answer {i}" if right else f"another answer {i}"
@@ -96,8 +96,8 @@ async def test_one_tenants_labels_open_nothing_for_another_and_no_answer_crosses
     caches = make(make_gate=learning)
     assert await drive(caches, range(COUNT), tenant="hostile")
     assert await drive(caches, range(60), right=False, tenant="victim") == []
-    assert (await caches.cache.lookup("a", loud(1, tenant="third"))).__class__ is Miss
-    assert (await caches.cache.lookup("b", loud(1))).__class__ is Miss
+    assert (await caches.cache.lookup("a", loud(1, tenant="third"))).__class__ is CacheMiss
+    assert (await caches.cache.lookup("b", loud(1))).__class__ is CacheMiss
 
 
 async def test_its_evidence_does_not_open_the_semantic_tier(make: Make) -> None:
@@ -117,7 +117,7 @@ async def test_modes_off_and_shadow_serve_nothing(make: Make, mode: str) -> None
     await caches.cache.store("a", plain(1), answer())
     found = await caches.cache.lookup("a", loud(1))
     if mode == "off":
-        assert found == Miss("cold", flight=found.flight)  # type: ignore[union-attr]
+        assert found == CacheMiss("cold", flight=found.flight)  # type: ignore[union-attr]
         assert not await caches.redis.ask(lambda client: client.keys("lpc:rc:*:n"))
 
 
@@ -128,7 +128,7 @@ async def test_opposites_and_other_contexts_are_never_found(make: Make) -> None:
         await caches.cache.store("a", asked(a), answer())
         for other in (b, b.upper(), b.lower()):
             found = await caches.cache.lookup("a", asked(other))
-            assert isinstance(found, Miss) or found.question != a, (a, other)
+            assert isinstance(found, CacheMiss) or found.question != a, (a, other)
     await caches.cache.store("a", asked("Hi", "Hello", "Where is it?"), answer())
     for other in (
         asked("where is it"),
@@ -137,10 +137,10 @@ async def test_opposites_and_other_contexts_are_never_found(make: Make) -> None:
         asked("Hi", "Hello", "where is it", parameters={"max_tokens": 5}),
         asked("Hi", "Hello", "where is it", scope="code"),
     ):
-        assert isinstance(await caches.cache.lookup("a", other), Miss), other
-    assert isinstance(await caches.cache.lookup("a", asked("Hi", "Hello", "where is IT!")), Miss)
-    assert isinstance(await caches.cache.lookup("a", asked("Hi", "Hello", "where Is it")), Hit)
-    assert isinstance(await caches.cache.lookup("a", asked("Hi", "Hello", "where Is it"), exact_only=True), Miss)
+        assert isinstance(await caches.cache.lookup("a", other), CacheMiss), other
+    assert isinstance(await caches.cache.lookup("a", asked("Hi", "Hello", "where is IT!")), CacheMiss)
+    assert isinstance(await caches.cache.lookup("a", asked("Hi", "Hello", "where Is it")), CacheHit)
+    assert isinstance(await caches.cache.lookup("a", asked("Hi", "Hello", "where Is it"), exact_only=True), CacheMiss)
 
 
 async def test_a_forged_mapping_serves_no_other_questions_answer(make: Make, redis_server: RedisServer) -> None:
@@ -154,16 +154,16 @@ async def test_a_forged_mapping_serves_no_other_questions_answer(make: Make, red
         assert len(fields) == 4 and len(entries) == 2
         forms = [name for name in fields if name not in entries]
         client.hset(key, mapping={forms[0]: fields[forms[1]], forms[1]: fields[forms[0]]})
-        assert {type(await caches.cache.lookup("a", loud(i))) for i in (1, 2)} == {Miss}
+        assert {type(await caches.cache.lookup("a", loud(i))) for i in (1, 2)} == {CacheMiss}
         for forged in (b"", b"x", b"\xff" * 20, b"9" * 5000, fields[forms[0]] + b"\n"):
             client.hset(key, mapping=dict.fromkeys(forms, forged))
-            assert {type(await caches.cache.lookup("a", loud(i))) for i in (1, 2)} == {Miss}
+            assert {type(await caches.cache.lookup("a", loud(i))) for i in (1, 2)} == {CacheMiss}
         client.delete(key)
         client.set(key, "another type")
-        assert isinstance(await caches.cache.lookup("a", loud(1)), Miss)
+        assert isinstance(await caches.cache.lookup("a", loud(1)), CacheMiss)
     await caches.cache.store("a", plain(3), answer("three"))
     found = await caches.cache.lookup("a", loud(3))
-    assert isinstance(found, Hit) and found.answer.text() == "three"
+    assert isinstance(found, CacheHit) and found.answer.text() == "three"
 
 
 async def test_evicted_and_dropped_entries_leave_no_names(make: Make, redis_server: RedisServer) -> None:
@@ -176,9 +176,9 @@ async def test_evicted_and_dropped_entries_leave_no_names(make: Make, redis_serv
         assert client.hlen(key) == 20 and 0 < client.ttl(key) <= 5 * 3600
         await caches.cache.store("a", loud(49), answer("newer"))
         hit = await caches.cache.lookup("a", loud(48))
-        assert isinstance(hit, Hit)
+        assert isinstance(hit, CacheHit)
         await caches.upkeep.feedback("a", hit.ticket, wrong=True, drop=True)
-        assert isinstance(await caches.cache.lookup("a", loud(48)), Miss)
+        assert isinstance(await caches.cache.lookup("a", loud(48)), CacheMiss)
         await caches.upkeep.invalidate("a", scope="faq", erase=True)
         assert client.hlen(key) == 0
 
@@ -188,18 +188,18 @@ async def test_the_latest_answer_of_a_form_is_served_until_it_expires(make: Make
     await caches.cache.store("a", plain(1), answer("first"))
     await caches.cache.store("a", asked("WHERE IS NUMBER 1, PLEASE"), answer("second"))
     found = await caches.cache.lookup("a", loud(1))
-    assert isinstance(found, Hit) and found.answer.text() == "second"
+    assert isinstance(found, CacheHit) and found.answer.text() == "second"
     caches.clock.now += 5 * 3600
-    assert isinstance(await caches.cache.lookup("a", loud(1)), Miss)
+    assert isinstance(await caches.cache.lookup("a", loud(1)), CacheMiss)
 
 
 async def test_a_time_sensitive_question_and_an_answer_past_its_semantic_life_answer_no_other(make: Make) -> None:
     caches = make({"faq": ScopeSettings(normalised="serve", semantic_ttl_s=60)})
     await caches.cache.store("a", asked("what is the latest version"), answer())
     found = await caches.cache.lookup("a", asked("What is the LATEST version?"))
-    assert isinstance(found, Miss) and found.reason == "time_sensitive"
+    assert isinstance(found, CacheMiss) and found.reason == "time_sensitive"
     await caches.cache.store("a", plain(1), answer())
-    assert isinstance(hit := await caches.cache.lookup("a", loud(1)), Hit) and hit.remaining_s <= 60
+    assert isinstance(hit := await caches.cache.lookup("a", loud(1)), CacheHit) and hit.remaining_s <= 60
     caches.clock.now += 61
-    assert isinstance(await caches.cache.lookup("a", loud(1)), Miss)
-    assert isinstance(await caches.cache.lookup("a", plain(1)), Hit)
+    assert isinstance(await caches.cache.lookup("a", loud(1)), CacheMiss)
+    assert isinstance(await caches.cache.lookup("a", plain(1)), CacheHit)

@@ -12,8 +12,8 @@ from typing import Final, TypedDict
 
 import numpy as np
 
-from response_cache.keys.canonical import Request
-from response_cache.service.outcomes import Hit
+from response_cache.keys.canonical import CacheRequest
+from response_cache.service.outcomes import CacheHit
 from response_cache.store.scopes import ScopeSettings
 from testing.processes import RedisServer
 from tests.response_cache import Caches, GivenVectors, answer, in_turn
@@ -36,7 +36,7 @@ class Crossed(TypedDict):
     crossed: int
 
 
-def _conversation(rng: random.Random) -> tuple[str, list[Request]]:
+def _conversation(rng: random.Random) -> tuple[str, list[CacheRequest]]:
     """Return a client and the requests of one conversation of its."""
     client = rng.choice(CLIENTS)
     common = {
@@ -52,12 +52,12 @@ def _conversation(rng: random.Random) -> tuple[str, list[Request]]:
     asked = []
     for _ in range(rng.randint(1, REQUESTS_PER_CONVERSATION)):
         messages.append({"role": "user", "content": rng.choices(TEXTS, WEIGHTS)[0]})
-        asked.append(Request(messages=tuple(messages), **common))  # type: ignore[arg-type]
+        asked.append(CacheRequest(messages=tuple(messages), **common))  # type: ignore[arg-type]
         messages.append({"role": "assistant", "content": rng.choice(TEXTS)})
     return client, asked
 
 
-def _around(client: str, asked: Request) -> str:
+def _around(client: str, asked: CacheRequest) -> str:
     """Return everything but the last turn's text, as it is: not by the code under test."""
     messages = [*asked.messages[:-1], {"role": "user"}]
     fields = (asked.model, asked.parameters, asked.tools, asked.scope, asked.tenant)
@@ -79,7 +79,7 @@ async def crossed(url: str, folder: Path, conversations: int, seed: int = 0) -> 
             found["lookups"] += 1
             outcome = await caches.cache.lookup(client, asked, wait_s=1.0)
             here = _around(client, asked)
-            if isinstance(outcome, Hit):
+            if isinstance(outcome, CacheHit):
                 found["hits"][outcome.source] = found["hits"].get(outcome.source, 0) + 1
                 around, _, last = outcome.answer.text().partition("\n")
                 same_text = last == asked.last_turn

@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from lpc.cache.v1 import response_cache_pb2 as pb
-from response_cache.service.outcomes import Hit, Miss
+from response_cache.service.outcomes import CacheHit, CacheMiss
 from response_cache.store.scopes import ScopeSettings
 from testing.processes import RedisServer
 from tests.integration.response_cache.test_cache import Make, ask, entries_in, fill, make
@@ -47,8 +47,8 @@ async def test_a_tenant_that_stores_too_much_loses_its_own_answers(
         caches.clock.now += 1
         await fill(caches, asked(f"Is it {n}?", tenant="loud"), answer(secrets.token_hex(size)))
     for one in quiet:
-        assert isinstance(await ask(caches, one), Hit)
-    left = [n for n in range(60) if isinstance(await ask(caches, asked(f"Is it {n}?", tenant="loud")), Hit)]
+        assert isinstance(await ask(caches, one), CacheHit)
+    left = [n for n in range(60) if isinstance(await ask(caches, asked(f"Is it {n}?", tenant="loud")), CacheHit)]
     assert left == list(range(60 - len(left), 60)) and left, "not the newest stayed"
     assert evicted(caches, bound) == 60 - len(left)
     assert evicted(caches, "entries") == evicted(caches, "bytes") == 0
@@ -71,7 +71,7 @@ async def test_a_deleted_answer_that_is_stored_again_counts_once(make: Make) -> 
         stored = await fill(caches, asked(f"Is it {n}?"), answer("Yes." * (n + 1)))
     await caches.upkeep.feedback("a", stored.ticket, wrong=False, drop=True)
     await fill(caches, asked("Is it 1?"), answer("Another one."))
-    assert isinstance(await ask(caches, asked("Is it 1?")), Hit)
+    assert isinstance(await ask(caches, asked("Is it 1?")), CacheHit)
 
 
 async def test_scopes_over_a_clients_limit_leave_nothing_in_redis(make: Make, redis_server: RedisServer) -> None:
@@ -82,14 +82,14 @@ async def test_scopes_over_a_clients_limit_leave_nothing_in_redis(make: Make, re
     for n in range(20):
         other = asked("Is it?", scope=f"other{n}")
         miss = await ask(caches, other)
-        assert isinstance(miss, Miss) and (miss.reason, miss.refusal, miss.flight) == ("refused", "scopes", b"")
+        assert isinstance(miss, CacheMiss) and (miss.reason, miss.refusal, miss.flight) == ("refused", "scopes", b"")
         assert (await caches.cache.store("a", other, answer())).refusal == "scopes"
-        assert isinstance(await ask(caches, asked("Is it?", scope=f"other{n}", parameters={"temperature": 1})), Miss)
+        assert isinstance(await ask(caches, asked("Is it?", scope=f"other{n}", parameters={"temperature": 1})), CacheMiss)
     assert keys(redis_server) - before == set(), "scopes without end"
-    assert isinstance(await ask(caches, asked("Is it?", scope="s0")), Hit)
-    assert isinstance(await ask(make(client_scopes=3), asked("Is it?", scope="s2")), Hit)
+    assert isinstance(await ask(caches, asked("Is it?", scope="s0")), CacheHit)
+    assert isinstance(await ask(make(client_scopes=3), asked("Is it?", scope="s2")), CacheHit)
     await fill(caches, asked("Is it?", scope="other1"), client="b")
-    assert isinstance(await ask(caches, asked("Is it?", scope="other1"), client="b"), Hit)
+    assert isinstance(await ask(caches, asked("Is it?", scope="other1"), client="b"), CacheHit)
 
 
 async def test_invalidated_unused_scopes_disappear_from_redis(make: Make, redis_server: RedisServer) -> None:
@@ -147,11 +147,11 @@ async def test_a_client_that_divides_itself_has_the_limits_of_one_tenant(
         await fill(caches, one, answer(secrets.token_hex(size)))
     for one in others:
         if size > 1 or one.tenant != "client:loud:0":
-            assert isinstance(await ask(caches, one), Hit), one.tenant
+            assert isinstance(await ask(caches, one), CacheHit), one.tenant
     with contextlib.closing(redis_server.client()) as client:
         (lists,) = [client.zcard(key) for key in client.scan_iter("lpc:rc:*:oz:*") if client.zcard(key) > 10]
         stored = sum(bytes_ for bytes_ in entries_in(redis_server).values())
-    left = sum([isinstance(await ask(caches, one), Hit) for one in loud])
+    left = sum([isinstance(await ask(caches, one), CacheHit) for one in loud])
     assert 0 < left <= lists
     assert lists <= 25 if size == 1 else stored < 1.2 * 2**20
     assert evicted(caches, "entries") == evicted(caches, "bytes") == 0
@@ -166,7 +166,7 @@ async def test_the_largest_part_of_a_client_loses_its_answers_first(make: Make) 
         caches.clock.now += 1
         await fill(caches, asked(f"Is it {n}?", tenant=f"client:a:{n % 4}"))
     for one in small:
-        assert isinstance(await ask(caches, one), Hit)
+        assert isinstance(await ask(caches, one), CacheHit)
 
 
 async def test_parts_of_a_client_that_expired_or_were_replaced_do_not_count(make: Make, redis_server: RedisServer) -> None:
@@ -178,7 +178,7 @@ async def test_parts_of_a_client_that_expired_or_were_replaced_do_not_count(make
         await fill(caches, asked(f"Is it {n}?", tenant="client:a"))
         await caches.cache.store("a", asked(f"Is it {n}?", tenant="client:a"), answer("Again."))
     found = [await ask(caches, asked(f"Is it {n}?", tenant="client:a")) for n in range(20)]
-    assert all(isinstance(one, Hit) for one in found)
+    assert all(isinstance(one, CacheHit) for one in found)
     with contextlib.closing(redis_server.client()) as client:
         (shares,) = client.scan_iter("lpc:rc:*:os:*")
         assert [round(20 * score) for _, score in client.zrange(shares, 0, -1, withscores=True)] == [20]

@@ -9,7 +9,7 @@ import pytest
 
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.redis_reach import RedisAway
-from response_cache.service.outcomes import Hit
+from response_cache.service.outcomes import CacheHit
 from response_cache.store.days import KEPT_DAYS
 from response_cache.store.scopes import ScopeSettings
 from testing.processes import RedisServer
@@ -44,7 +44,7 @@ async def test_counts_of_processes_add_up_by_day_and_survive_them(make: Make) ->
     await one.cache.lookup("a", asked("Is it?"))
     await one.cache.store("a", asked("Is it?"), answer(engine_s=1.25))
     hits = [await caches.cache.lookup("a", asked("Is it?")) for caches in (one, one, other)]
-    assert isinstance(await other.cache.lookup("a", asked("is it!  ")), Hit)
+    assert isinstance(await other.cache.lookup("a", asked("is it!  ")), CacheHit)
     clock.now += DAY
     await one.cache.lookup("a", asked("Are you?"))
     await one.upkeep.feedback("a", hits[0].ticket, wrong=True, drop=False)  # type: ignore[union-attr]
@@ -117,7 +117,7 @@ async def test_an_answer_is_reported_wrong_once_and_only_by_who_got_it(make: Mak
     for tenant in ("one", "two"):
         await caches.cache.store("a", asked("Is it?", tenant=tenant), answer())
         hit = await caches.cache.lookup("a", asked("Is it?", tenant=tenant))
-        assert isinstance(hit, Hit)
+        assert isinstance(hit, CacheHit)
         tickets.append(hit.ticket)
     for _ in range(20):
         for ticket in (*tickets, b"", b"x" * 5000):

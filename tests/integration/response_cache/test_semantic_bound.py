@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from response_cache.service.outcomes import Miss
+from response_cache.service.outcomes import CacheMiss
 from testing.processes import RedisServer
 from tests.response_cache import answer
 from tests.semantic_traffic import Caches, Ending, Outcome, drive, fill, question
@@ -68,8 +68,8 @@ async def test_only_the_request_that_asks_the_engine_counts_as_a_lookup(redis_se
     await fill(caches, 1)
     leader = await caches.cache.lookup("gateway", question(0, reworded=True))
     others = [await caches.cache.lookup("gateway", question(0, reworded=True)) for _ in range(5)]
-    assert isinstance(leader, Miss) and leader.candidate
-    assert {(other.reason, other.candidate) for other in others if isinstance(other, Miss)} == {("in_flight", b"")}
+    assert isinstance(leader, CacheMiss) and leader.candidate
+    assert {(other.reason, other.candidate) for other in others if isinstance(other, CacheMiss)} == {("in_flight", b"")}
     await caches.cache.store("gateway", question(0, reworded=True), answer("answer 0"), candidate=leader.candidate)
     (scope,) = caches.semantic._in_use._scopes.values()
     (tenant,) = scope.tenants.values()

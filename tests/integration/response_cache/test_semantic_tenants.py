@@ -8,7 +8,7 @@ import pytest
 
 from response_cache.semantic import gate as gates
 from response_cache.semantic.drift import EACH
-from response_cache.service.outcomes import Hit
+from response_cache.service.outcomes import CacheHit
 from testing.processes import RedisServer
 from tests.semantic_traffic import Caches, drive, fill, question
 
@@ -57,7 +57,7 @@ async def complain(caches: Caches, tenant: str) -> int:
     served = [
         found
         for i in range(COUNT - 50, COUNT - 25)
-        if isinstance(found := await caches.cache.lookup("gateway", question(i, reworded=True, tenant=tenant)), Hit)
+        if isinstance(found := await caches.cache.lookup("gateway", question(i, reworded=True, tenant=tenant)), CacheHit)
     ]
     for hit in served:
         await caches.upkeep.feedback("gateway", hit.ticket, wrong=True, drop=False, tenant=tenant)
@@ -74,7 +74,7 @@ def bound_of(caches: Caches, tenant: str) -> float:
 async def served(caches: Caches, tenant: str, of: range) -> list[bytes]:
     """Return the tickets of what a tenant is served."""
     found = [await caches.cache.lookup("gateway", question(i, reworded=True, tenant=tenant)) for i in of]
-    return [one.ticket for one in found if isinstance(one, Hit)]
+    return [one.ticket for one in found if isinstance(one, CacheHit)]
 
 
 async def test_a_flood_of_complaints_makes_the_tier_stricter_for_its_own_tenant_alone_and_over_a_restart(

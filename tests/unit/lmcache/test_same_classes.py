@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from eviction_client import Prediction
+from eviction_client import SidecarPrediction
 from eviction_client.background import AtOnce
 from eviction_client.plugin import Plugin
 from eviction_client.settings import ClientSettings
@@ -22,7 +22,7 @@ class Both:
 
     def __init__(self, rule: str) -> None:
         self.world = World(rule=rule, chunks=40_000)
-        self.prediction: Prediction | None = None
+        self.prediction: SidecarPrediction | None = None
         self.plugin = Plugin(
             ClientSettings(rule=rule),
             capacity=2500,
@@ -33,7 +33,7 @@ class Both:
         )
         self.classes: set[int] = set()
 
-    def turn(self, tokens: list[int], known: int, prediction: Prediction | None) -> None:
+    def turn(self, tokens: list[int], known: int, prediction: SidecarPrediction | None) -> None:
         """Serve a turn of which ``known`` chunks were served before, in both; compare the classes of its chunks."""
         world, prompt, self.prediction = self.world, Prompt(*tokens), prediction
         if known:
@@ -80,7 +80,7 @@ def test_the_same_turns_have_the_same_classes(rule: str, classes: int) -> None:
             tokens = draw.choice(conversations)
             known = len(tokens) // CHUNK
             tokens += words(number, 300 if number % 40 == 9 else draw.choice((1, 2)))
-        prediction = Prediction(draw.uniform(0.05, 0.95), "v", 1, group=draw.choice((0, 1, 2)))
+        prediction = SidecarPrediction(draw.uniform(0.05, 0.95), "v", 1, group=draw.choice((0, 1, 2)))
         both.turn(list(tokens), known, prediction if rule == "lpc" or draw.random() < 0.6 else None)
         both.world.pass_(draw.choice(THINK_S))
     assert len(both.classes) >= classes

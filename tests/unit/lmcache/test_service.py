@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from eviction_client import Prediction
+from eviction_client import SidecarPrediction
 from eviction_client.policy.rules import AUTO
 from eviction_client.transport.sidecar_curves import ReuseCurves
 from lpc.model.curve import INTERVALS, value_at
@@ -43,7 +43,7 @@ class World:
     def answer(self, prompt: Prompt, group: int = 0, probability: float = 0.5) -> None:
         """Apply a prediction of a conversation, which ends its turn."""
         conversation = self.conversation(prompt)
-        self.service.answered(conversation, conversation.turns, Prediction(probability, "v", 1, group=group))
+        self.service.answered(conversation, conversation.turns, SidecarPrediction(probability, "v", 1, group=group))
 
     def serve(self, prompt: Prompt, *, first: int = 0, on_disk: bool = True) -> None:
         """Serve a request: its new chunks are stored in memory, copied to disk, and read."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpc.errors import InvalidRequest
-from response_cache.keys.canonical import Namer, Request, canonical, read_json
+from response_cache.keys.canonical import CacheRequest, Namer, canonical, read_json
 
 NAMER = Namer(b"k" * 32)
 VALUES = st.recursive(
@@ -22,13 +22,13 @@ PARAMETERS = st.dictionaries(NAMES, VALUES, max_size=4)
 
 def named(parameters: Any, text: str = "Is it?", **fields: Any) -> bytes:
     raw = json.dumps(parameters).encode()
-    asked = Request("m", read_json(raw, "parameters", dict), ({"role": "user", "content": text},), **fields)
+    asked = CacheRequest("m", read_json(raw, "parameters", dict), ({"role": "user", "content": text},), **fields)
     return NAMER.names("client", asked).exact
 
 
 def test_the_order_of_fields_counts_in_a_schema_and_not_in_a_message() -> None:
     def name(**fields: Any) -> bytes:
-        return NAMER.names("c", Request(**{"model": "m", "parameters": {}, **fields})).exact
+        return NAMER.names("c", CacheRequest(**{"model": "m", "parameters": {}, **fields})).exact
 
     one, other = (
         {"why": {"type": "string"}, "answer": {"type": "string"}},
@@ -43,20 +43,20 @@ def test_the_order_of_fields_counts_in_a_schema_and_not_in_a_message() -> None:
 def test_an_answer_that_quotes_the_question_answers_no_other_question() -> None:
     for shown in ("echo", "return_token_ids"):
         for fields in ({"messages": ({"role": "user", "content": "Is it?"},)}, {"prompt": "Is it"}):
-            assert NAMER.names("c", Request("m", {shown: False}, **fields)).partition is not None
-            assert NAMER.names("c", Request("m", {shown: True}, **fields)).partition is None
+            assert NAMER.names("c", CacheRequest("m", {shown: False}, **fields)).partition is not None
+            assert NAMER.names("c", CacheRequest("m", {shown: True}, **fields)).partition is None
 
 
 def test_only_the_last_turn_is_left_out_of_the_partition() -> None:
     def partition(text: str) -> bytes | None:
-        return NAMER.names("c", Request("m", {}, ({"role": "user", "content": text},), prompt="x")).partition
+        return NAMER.names("c", CacheRequest("m", {}, ({"role": "user", "content": text},), prompt="x")).partition
 
     assert partition("How do I open it?") != partition("Who are you?")
 
 
 def test_questions_in_another_language_are_in_another_partition() -> None:
     english, another, chinese = [
-        NAMER.names("c", Request("m", {}, ({"role": "user", "content": text},))).partition
+        NAMER.names("c", CacheRequest("m", {}, ({"role": "user", "content": text},))).partition
         for text in ("How do I open it?", "Who are you?", "怎么打开它？")
     ]
     assert english == another != chinese
@@ -67,7 +67,7 @@ def test_a_deeply_nested_request_is_refused() -> None:
     for _ in range(900):
         part = {"x": part}
     with pytest.raises(InvalidRequest, match="too deeply"):
-        canonical(Request("m", {}, ({"role": "user", "content": [part]},)))
+        canonical(CacheRequest("m", {}, ({"role": "user", "content": [part]},)))
 
 
 @given(PARAMETERS)
@@ -146,15 +146,15 @@ def test_composed_and_decomposed_unicode_are_two_requests() -> None:
 
 def test_the_boundaries_of_fields_count() -> None:
     names = {
-        NAMER.names(client, Request("m", {}, ({"role": "user", "content": "q"},), scope=scope)).exact
+        NAMER.names(client, CacheRequest("m", {}, ({"role": "user", "content": "q"},), scope=scope)).exact
         for client, scope in (("ab", "c"), ("a", "bc"), ("abc", ""), ("", "abc"))
     }
     assert len(names) == 4
 
 
 def test_a_prompt_and_a_chat_with_the_same_text_are_different_requests() -> None:
-    chat = Request("m", {}, ({"role": "user", "content": "q"},))
-    assert canonical(chat) != canonical(Request("m", {}, prompt="q"))
+    chat = CacheRequest("m", {}, ({"role": "user", "content": "q"},))
+    assert canonical(chat) != canonical(CacheRequest("m", {}, prompt="q"))
 
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b'{"a": NaN}', b'{"a": 1e999}', b"[" * 50_000, b"\xff"])
@@ -170,7 +170,7 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 
 def asked(tools: Any = None, content: Any = "q", role: str = "user", **others: Any) -> bytes:
     messages = json.loads(json.dumps([{"role": "user", "content": "hi"}, {"role": role, "content": content}]))
-    return canonical(Request("m", others, messages, tools=tools))
+    return canonical(CacheRequest("m", others, messages, tools=tools))
 
 
 def test_bodies_that_no_engine_reads_apart_are_one_request() -> None:

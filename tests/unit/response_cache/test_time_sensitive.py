@@ -2,13 +2,13 @@
 
 import pytest
 
-from response_cache.keys.canonical import Request
+from response_cache.keys.canonical import CacheRequest
 from response_cache.semantic.time_sensitive import ENDS, time_sensitive
 from tests.response_cache import asked
 from tests.unit.response_cache.time_questions import LASTING, SENSITIVE
 
 
-def asks_about_now(request: Request) -> bool:
+def asks_about_now(request: CacheRequest) -> bool:
     return any(map(time_sensitive, request.user_texts()))
 
 
