@@ -139,7 +139,9 @@ def learn_markup(tokenizer: MarkingTokenizer, render: Render) -> UserMarkup | No
 
 def _variants(render: Render, form: Form) -> list[Mapping[str, Any]]:
     """Return the options that change how a template renders a conversation."""
-    dialogue = form([{"role": "user", "content": USERS[0]}, {"role": "assistant", "content": ASSISTANTS[0]}])
+    # Some templates write a word next to the last user text only.
+    users = [{"role": "user", "content": text} for text in USERS[:2]]
+    dialogue = form([users[0], {"role": "assistant", "content": ASSISTANTS[0]}, users[1]])
     plain = {render(dialogue), render(dialogue)}  # each on another date
     return [options for options in OPTIONS if not options or not {_shown(render, dialogue, None, options)} <= plain]
 

@@ -48,6 +48,8 @@ SOFT_SWITCH = (
 BEFORE = SOFT_SWITCH.replace("{{ m.content }}{% if", "{% if").replace(
     "/nothink{% endif %}", "/no_think {% endif %}{{ m.content }}"
 )
+LAST = SOFT_SWITCH.replace("{% if m.role == 'user' and", "{% if loop.last and m.role == 'user' and")
+"""The word is behind the last user text only."""
 DEFAULT_SYSTEM = (
     "{% for m in messages %}<|{{ m.role }}|>\n{% if loop.first and m.role == 'user' %}Answer in English.\n\n{% endif %}"
     "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -95,8 +97,8 @@ def test_instructions_about_tools_are_not_a_part_of_the_first_user_text(
 
 @pytest.mark.parametrize(
     ("template", "added"),
-    [(SOFT_SWITCH, GLM), (SOFT_SWITCH, (*GLM, "/nothink")), (BEFORE, GLM), (DEFAULT_SYSTEM, GLM)],
-    ids=["GLM-4.5", "an added token", "in front", "a default instruction"],
+    [(SOFT_SWITCH, GLM), (SOFT_SWITCH, (*GLM, "/nothink")), (BEFORE, GLM), (LAST, GLM), (DEFAULT_SYSTEM, GLM)],
+    ids=["GLM-4.5", "an added token", "in front", "the last text", "a default instruction"],
 )
 @pytest.mark.parametrize("thinks", [None, True, False])
 @dialects
