@@ -35,7 +35,7 @@ EQUAL_S: Final = 0.05
 FULLER: Final = 1.1
 """Conversations of an engine over its share up to which a new one may go there."""
 EVICTED: Final = 0.3
-"""Part of a conversation that counts as cached where it is believed to be evicted, as the belief may be wrong. At 0 and 0.1 many
+"""Part of a conversation that counts as cached where it is believed to be evicted, as beliefs may be wrong. At 0 and 0.1 many
 move and lose hits near saturation (docs/benchmarks/fleet.md); at 1 an overfull engine keeps them all."""
 KNOWN_S: Final = 10.0
 """Seconds of an engine's prefill after which its own speed counts. Until then it is taken to be as fast as all together."""
