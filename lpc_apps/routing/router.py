@@ -7,9 +7,9 @@ Dynamo's router has the same cost, with W = 1 by default (``--router-prefill-loa
 A router knows what it has sent, which of it has had its first token, and what answers report: tokens of the prompt, and how
 many of them were cached. An engine that evicts what the router believes in has more work than the router knows, so the share
 of the believed tokens that were not cached corrects the prefill that waits. It does not correct what a request would miss: then
-an engine that evicts much would lose its conversations, and they would be computed elsewhere. Nor does the size of its cache: a
-conversation that it is believed to have evicted stays as well, unless much less waits elsewhere. For the same reason a speed is
-learned only from requests whose cached tokens are reported: from beliefs an engine that evicts much would seem slow.
+an engine that evicts much would lose its conversations, and they would be computed elsewhere. For the same reason one that it
+is believed to have evicted counts there as cached in part (`EVICTED`), and a speed is learned only from requests whose cached
+tokens are reported: from beliefs an engine that evicts much would seem slow.
 
 Engines of equal cost are ranked by a hash of the conversation, so that two routers without shared state agree. The first of
 them gets the request that has at most `FULLER` times its share of the conversations.
@@ -34,6 +34,9 @@ EQUAL_S: Final = 0.05
 """Seconds by which costs may differ and count as equal."""
 FULLER: Final = 1.1
 """Conversations of an engine over its share up to which a new one may go there."""
+EVICTED: Final = 0.3
+"""Part of a conversation that counts as cached where it is believed to be evicted, as beliefs may be wrong. At 0 and 0.1 many
+move and lose hits near saturation (docs/benchmarks/fleet.md); at 1 an overfull engine keeps them all."""
 KNOWN_S: Final = 10.0
 """Seconds of an engine's prefill after which its own speed counts. Until then it is taken to be as fast as all together."""
 COUNTED_S: Final = 1.0
@@ -319,6 +322,8 @@ class Router:
             if one.due:
                 one.end_due(now)
             cached = match.held if engine == match.engine else 0
+            if cached and not one.holds(match.conversation):
+                cached = int(cached * EVICTED)
             for holders, tokens in match.heads:
                 if holders >> engine & 1:
                     cached = max(cached, tokens)
