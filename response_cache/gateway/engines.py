@@ -32,7 +32,7 @@ AT_LEAST: Final = 16
 """Requests in flight up to which no engine counts as overloaded."""
 KEEPALIVE_S = 2.0
 """Seconds for which an idle connection is kept: less than engines keep it (uvicorn: 5 s), so that few close while in use."""
-MISSED_PROBES: Final = 3
+MISSED_PROBES: Final = 4
 """Failed probes in succession after which an engine is down: a busy one may miss one."""
 PROBE_TIMEOUT_S: Final = 2.0
 PAUSE_S: Final = 1.0
