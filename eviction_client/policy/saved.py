@@ -1,8 +1,8 @@
 """What a policy has learned, as values that outlive the process: counts of reuse by class, rates, and the guard's evidence.
 
 A policy of a restarted engine that goes on from them hits more until it has learned again: 0.4 to 3.2 points in the ten minutes
-after the restart on Mooncake (docs/benchmarks/simulator.md, a restart). Most of it comes from the latest uses of blocks, which are known
-again only if the engine names equal blocks alike after a restart.
+after the restart on Mooncake (docs/benchmarks/simulator.md, a restart). Most of it comes from the latest uses of blocks, which
+are known again only if the engine names equal blocks alike after a restart.
 
 Neither tenants nor texts are saved: classes that differ only by the number of a tenant, of a reply's end or of a group of the
 sidecar's become one. A saved state is a head, an entry per class, an entry per use with the names of its blocks, and entries of
