@@ -228,7 +228,7 @@ def _with_reply(turn: Turn, request: TracedRequest, block_tokens: int, unknown: 
         request.with_reply is None
         and following is not None
         and following.input_tokens >= turn.input_tokens + turn.output_tokens
-        and tuple(following.contents[: len(prompt)]) == prompt
+        and following.contents[len(prompt) - 1 : len(prompt)] == turn.contents[-1:]  # ids are chained
     ):
         known = tuple(following.contents)
     found = prompt + known[len(prompt) : full]
