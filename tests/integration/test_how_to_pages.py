@@ -535,6 +535,7 @@ def caches(shell: Shell, models: Path) -> Iterator[After]:
 
 PREPARED: Final = {
     "install/lmcache.md": lmcache,
+    "repair-prompts.md": why,
     "response-caches.md": caches,
     "retrain.md": retrain,
     "simulate-a-fleet.md": simulate,
