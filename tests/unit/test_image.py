@@ -77,7 +77,8 @@ def test_persistent_state_of_a_sidecar_image_is_in_a_folder_of_its_user(target: 
     made = next(text for text in STAGES[target].texts("RUN") if "install -d" in text)
     folders = re.findall(r"install -d -m 0700 -o 10001 -g 10001 (.*)", made)[0].split()
     environment = STAGES[target].env()
-    kept = {folder for folder in folders if not folder.startswith("/secrets/")}  # those: tests/deploy/test_compose.py
+    # The others: tests/deploy/test_compose.py.
+    kept = {folder for folder in folders if not folder.startswith(("/secrets/", "/labels", "/learned"))}
     assert {str(Path(environment[name]).parent) for name in ("LPC_UNIX_SOCKET", "HF_HOME")} == kept
 
 

@@ -292,11 +292,15 @@ def _flat(attributes: Record) -> Record:
 def _names_in(name: str, value: Any, depth: int) -> Record:
     if isinstance(value, dict) and depth and not any(scalar in value for scalar in _SCALARS):
         items = value.items()
-    elif isinstance(value, list) and depth and value and all(isinstance(item, dict) for item in value) and "messages" in name:
+    elif name.startswith("llm.") and "messages" in name and isinstance(value, list) and depth and value and _objects(value):
         items = {str(at): item for at, item in enumerate(value)}.items()
     else:
         return {name: value}
     return {key: one for inner, item in items for key, one in _names_in(f"{name}.{inner}", item, depth - 1).items()}
+
+
+def _objects(values: list[Any]) -> bool:
+    return all(isinstance(item, dict) for item in values)
 
 
 def _value(value: Any) -> Any:
