@@ -39,6 +39,9 @@ EVICTED: Final = 0.3
 move and lose hits near saturation (docs/benchmarks/fleet.md); at 1 an overfull engine keeps them all."""
 KNOWN_S: Final = 10.0
 """Seconds of an engine's prefill after which its own speed counts. Until then it is taken to be as fast as all together."""
+DIFFERS: Final = 0.2
+"""Share by which an engine's speed must differ from that of all together to count. Engines of one kind are measured 2 to 3% apart.
+With W and a long prompt that gave one of four equal engines a third of its share of the conversations."""
 COUNTED_S: Final = 1.0
 """Seconds of a prefill from which a speed is learned if its end is counted, not seen: that is up to a quarter of it late."""
 LIVE_S: Final = 600.0
@@ -123,7 +126,7 @@ class EngineWork:
         salt: ranks it by conversation.
         live: number of the conversations that were there last.
         cache: numbers of the conversations that it is believed to hold; None: all that it had last.
-        own_speed: its own prompt tokens per second; 0 until they are known.
+        own_speed: its own prompt tokens per second; 0 until they are known to differ from those of all engines.
         due: heap of the estimated ends of requests that are not streamed: time, a number, and the request.
         counted: whether its own count of first tokens shows their ends (`lpc_apps.routing.counted`), so none is estimated.
 
@@ -247,7 +250,8 @@ class EngineWork:
             self._own.note(tokens - cached, sending.took)
             self._fleet.note(tokens - cached, sending.took)
             if self._own.is_known:
-                self.own_speed = self._own.tokens_per_s
+                own, fleet = self._own.tokens_per_s, self._fleet.tokens_per_s
+                self.own_speed = own if abs(own - fleet) > DIFFERS * fleet else 0.0
 
 
 class Router:

@@ -120,6 +120,24 @@ def test_a_slow_engine_is_known_by_the_time_of_its_prefills() -> None:
     assert abs(router.engines[3].tokens_per_s - 10_000) < 200
 
 
+def test_engines_whose_measured_speeds_differ_by_a_few_percent_get_equal_shares_of_new_conversations() -> None:
+    router, now = Router(NAMES), 0.0
+    for turn in range(60):
+        for engine, speed in enumerate((30_000, 30_500, 29_500, 29_000)):
+            sending = router.sent(prompt(f"{turn} {engine}"), NEW._replace(tokens=30_000), engine, now)
+            router.first_token(sending, now + 30_000 / speed)
+            router.answered(sending, 30_000, 0)
+        now += 5.0
+    counts: Counter[int] = Counter()
+    for number in range(400):
+        one = prompt_of(b"", [(f"conversation {number}".encode() * 8_000, False)])
+        sending = send(router, one, now)
+        counts[sending.engine] += 1
+        router.first_token(sending, now + 1.0)
+        now += 2.0
+    assert min(counts.values()) > 60
+
+
 def test_an_engine_without_measurements_is_taken_to_be_as_fast_as_the_others() -> None:
     router = Router(NAMES)
     for turn in range(30):
