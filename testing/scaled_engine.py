@@ -329,12 +329,16 @@ def made(blocks: int, schedule: str, step_tokens: int, events_port: int | None =
     config = vllm_config()
     config.model_config.max_model_len = LONGEST
     config.scheduler_config.max_num_batched_tokens = step_tokens
+    learned = schedule == "learned"
+    settings: dict[str, Any] = {"rule": "lru", "schedule": "warm-first", "keep_waiting": True} if learned else {}
+    before = config.kv_events_config  # the configuration is that of all engines of the process
     if events_port is not None:
         # vLLM binds only an endpoint with an asterisk, and connects to any other.
         config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, endpoint=f"tcp://*:{events_port}")
-    learned = schedule == "learned"
-    settings: dict[str, Any] = {"rule": "lru", "schedule": "warm-first", "keep_waiting": True} if learned else {}
-    return Engine(blocks + 1, learned=learned, max_seqs=MOST_SEQS, **settings)  # vLLM reserves one
+    try:
+        return Engine(blocks + 1, learned=learned, max_seqs=MOST_SEQS, **settings)  # vLLM reserves one
+    finally:
+        config.kv_events_config = before
 
 
 async def serve(options: argparse.Namespace) -> None:

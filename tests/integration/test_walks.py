@@ -31,7 +31,10 @@ LEARNING: Final = {
     **dict.fromkeys((f"eviction_client.policy.rules.{rule}" for rule in ("lpc", "mq", "ttl", "wa")), "another rule"),
     "eviction_client.transport.predictor": "counts",
 }
-COUNTED: Final = {"PredictorCounters": "counts"}
+COUNTED: Final = {
+    "PredictorCounters": "counts",
+    **dict.fromkeys(("Own", "Value"), "a rule, which a fit hands on if it runs at the same time"),
+}
 FORMATS: Final = ("langfuse", "litellm", "nginx", "otel", "vllm", "agents", "aiperf", "qwen")
 REPLAY: Final = {
     **dict.fromkeys((f"lpc_apps.logs.*.{name}" for name in FORMATS), "another format, which recognition compares"),
@@ -120,7 +123,8 @@ def replayed(lines: list[dict[str, Any]], folder: Path) -> Walk:
     """Return the walk of a log through `lpc simulate`."""
     walk, log = Walk(REPLAY, MACHINES), folder / "log.jsonl"
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    options = ["--capacity", "40%", "--policies", "lru", "--json"]
+    # In turn: else LRU is replayed without the engine.
+    options = ["--capacity", "40%", "--policies", "lru", "--in-turn", "--json"]
     with following(walk):
         CliRunner().invoke(app, ["simulate", "--workload", "loop", *options])  # imports
         walk.begin()

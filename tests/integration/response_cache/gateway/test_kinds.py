@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from lpc.requests.rules import ANY, sure
-from response_cache.gateway.engines import ASKED_S, Engines
+from response_cache.gateway.engines import ASKED_S, MISSED_PROBES, Engines
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.settings import GatewaySettings
 from testing.processes import free_port
@@ -77,7 +77,7 @@ async def test_an_engine_that_was_down_is_asked_again_and_a_new_release_counts(c
     caplog.set_level(logging.INFO)
     async with asked(VLLM) as (found, (engine,)):
         assert await found.ask() == sure("vllm")
-        for _ in range(3):
+        for _ in range(MISSED_PROBES):
             found.engines.all[0].probed("no answer")
         assert found.engines.rules == ANY
         assert await found.ask() == ANY, "it is down"

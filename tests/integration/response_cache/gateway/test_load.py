@@ -105,11 +105,11 @@ async def _holds_nothing(gateway: Running) -> bool:
 async def test_other_requests_are_answered_while_a_long_body_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, further = threading.Event(), threading.Event()
 
-    def slow(body: bytes, max_values: int) -> dict[str, Any]:
+    def slow(body: bytes, max_values: int, *, token_ids: bool) -> dict[str, Any]:
         if len(body) > INLINE_BYTES:
             reading.set()
             assert further.wait(patiently())
-        return parse(body, max_values)
+        return parse(body, max_values, token_ids=token_ids)
 
     monkeypatch.setattr("response_cache.gateway.request.parse", slow)
     async with serve_double(EngineDouble()) as engine, a_gateway(engine) as gateway:
