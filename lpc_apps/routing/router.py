@@ -40,8 +40,8 @@ move and lose hits near saturation (docs/benchmarks/fleet.md); at 1 an overfull 
 KNOWN_S: Final = 10.0
 """Seconds of an engine's prefill after which its own speed counts. Until then it is taken to be as fast as all together."""
 DIFFERS: Final = 0.2
-"""Share by which an engine's speed must differ from that of all together to count. Engines of one kind are measured 2 to 3% apart.
-With W and a long prompt that gave one of four equal engines a third of its share of the conversations."""
+"""Share by which an engine's speed must differ from that of all together to count. Engines of one kind are measured 2 to 3%
+apart. With W and a long prompt that gave one of four equal engines a third of its share of the conversations."""
 COUNTED_S: Final = 1.0
 """Seconds of a prefill from which a speed is learned if its end is counted, not seen: that is up to a quarter of it late."""
 LIVE_S: Final = 600.0
