@@ -4,8 +4,16 @@ import importlib.util
 
 import pytest
 
+from lpc.wire import bugs
+
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def forget_reported_bugs() -> None:
+    """Reset the reports of bugs, so that each test sees the first one, whichever ran before it in the process."""
+    bugs.forget_reports()
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
