@@ -15,7 +15,7 @@ from eviction_client.observability.misses import HitUnit, Misses
 from eviction_client.observability.rule_log import RuleLog
 from eviction_client.observability.thrash_log import ThrashLog
 from eviction_client.operators_file import OperatorsFile
-from eviction_client.pace import pause
+from eviction_client.pace import finish, pause
 from eviction_client.policy.ghosts import Ghosts
 from eviction_client.policy.hints import Owners
 from eviction_client.policy.policy import Policy
@@ -230,8 +230,7 @@ class Learner:
 
     def _refit(self, now: float) -> None:
         self.policy.ghosts.resize(self._capacity, in_use=self.in_use)
-        for _ in self.policy.refitting(now):
-            pause()
+        self.policy.refit(now)
         for tier in self.tiers:
             tier.refitted()
         if self._pool is not None:
@@ -239,8 +238,7 @@ class Learner:
 
     def _go_on(self, now: float) -> None:
         """Go on from what an earlier process has saved."""
-        found = None if self._state is None else self._state.read()
-        if self._state is None or found is None:
+        if self._state is None or (found := self._state.read()) is None:
             return
         values, age_s = found
         try:
@@ -264,14 +262,7 @@ class Learner:
             return
         self._saving, self._saved_at = True, time.monotonic()
         try:
-            steps = saving(self.policy, self._now())
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    self._state.write(end.value)
-                    break
-                pause()
+            self._state.write(finish(saving(self.policy, self._now())))
         except Exception as error:
             self._failed(error)
         self._saving = False

@@ -49,10 +49,11 @@ def _pieces(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 
 
 def finish(steps: Generator[None, None, T]) -> T:
-    """Run work that comes in steps to its end, and return its result. For threads on which nothing waits."""
+    """Run work that comes in steps to its end, with a :func:`pause` after each, and return its result."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
             result: T = end.value
             return result
+        pause()

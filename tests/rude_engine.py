@@ -147,6 +147,8 @@ async def serve_rude(manner: Manner, port: int = 0) -> AsyncIterator[RudeEngine]
         task = asyncio.ensure_future(serve(reader, writer))
         serving.add(task)
         task.add_done_callback(serving.discard)
+        # Also if it is cancelled before its first step, in which case nothing of it runs.
+        task.add_done_callback(lambda _: writer.close())
 
     server = await asyncio.start_server(connected, "127.0.0.1", port, limit=2**24)
     engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

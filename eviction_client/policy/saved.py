@@ -11,7 +11,7 @@ blocks that several prompts have extended. All of it is checked before anything 
 
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 from eviction_client.block_hash import BlockHash
@@ -87,9 +87,8 @@ def saving(policy: Policy[H], now: float, name: Callable[[H], bytes] = _NAME) ->
     extensions = yield from monitor.extensions()
     extended: list[Any] = []
     for start in range(0, len(extensions), PIECE):
-        part = [(name(block), times) for block, times in extensions[start : start + PIECE]]
-        part = [entry for entry in part if len(entry[0]) == length]
-        extended.append([[times for _, times in part], _text([block for block, _ in part], length)])
+        part = [(of, times) for block, times in extensions[start : start + PIECE] if len(of := name(block)) == length]
+        extended.append([[times for _, times in part], _text((of for of, _ in part), length)])
         yield
     head = {
         "version": VERSION,
@@ -167,12 +166,9 @@ def restore(policy: Policy[H], state: Sequence[Any], now: float, age_s: float, b
 
 def _values(use: Use, numbers: dict[int, int]) -> list[Any]:
     """Return a use as JSON values. ``numbers``: new numbers of conversations, below those that this process gives."""
-    fresh = count(-1 - len(numbers), -1)
 
     def renumbered(conversation: int) -> int:
-        if conversation not in numbers:
-            numbers[conversation] = next(fresh)
-        return numbers[conversation]
+        return numbers.setdefault(conversation, -1 - len(numbers))
 
     claims = [[renumbered(claim.conversation), claim.log_odds, claim.at, claim.predicted] for claim in use.claims]
     only = None if use.only is None else renumbered(use.only)

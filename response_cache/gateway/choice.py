@@ -7,11 +7,9 @@ The one that does not choose is asked as well (`response_cache.gateway.compared`
 prompt, whichever router chooses.
 """
 
-import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol, get_args
 
 from lpc_apps.routing.known import Match, Move
@@ -21,18 +19,13 @@ from response_cache.gateway.compared import Compared
 from response_cache.gateway.engines import Engine, Engines
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.queue import Queue
+from response_cache.gateway.usage import PromptTokens, Usage
 
 if TYPE_CHECKING:
     from response_cache.gateway.peers import Peers
 
-TAIL: Final = 4096
-"""Bytes at the end of an answer in which its usage is searched."""
-MOST_TOKENS: Final = 10**8
 MOST_EQUAL: Final = 64
 """Tokens by which another engine may hold more of a prompt and count as holding as much."""
-_USAGE: Final = re.compile(
-    rb'(?<!\\)"(prompt_tokens|input_tokens|cached_tokens|cache_read_input_tokens|cache_creation_input_tokens)"\s*:\s*(\d{1,9})\b'
-)
 
 
 class Route(NamedTuple):
@@ -157,7 +150,7 @@ class _Seen:
         self._elsewhere = elsewhere
         self._router, self._sending, self._queue, self._clock, self._held = router, sending, queue, clock, held
         self._route, self._reported, self._peers = route, reported, peers
-        self._tail = b""
+        self._usage = Usage()
         self._answered = self._refused = False
 
     def belief(self) -> Belief | None:
@@ -179,7 +172,7 @@ class _Seen:
         self._pump()
 
     def part(self, data: bytes) -> None:
-        self._tail = (self._tail + data)[-TAIL:]
+        self._usage.part(data)
 
     def refused(self) -> None:
         self._refused = True
@@ -187,7 +180,7 @@ class _Seen:
     def end(self) -> None:
         """Record that the answer has ended, whole or not."""
         if self._answered:
-            tokens, cached = usage_of(self._tail)
+            tokens, cached = self._usage.read()
             self._router.answered(self._sending, tokens, cached)
             if tokens is not None:
                 self._reported(tokens, cached)
@@ -235,10 +228,7 @@ class ByCost:
         self._routes = {route: metrics.routes.labels(route) for route in ("home", "moved", "new")}
         self._moves = {move: metrics.moves.labels(move) for move in get_args(Move)}
         self._routed = [metrics.routed_tokens.labels(where) for where in ("here", "elsewhere", "nowhere")]
-        self._found = {
-            engine.name: [metrics.prompt_tokens.labels(engine.name, found) for found in ("cached", "computed", "unreported")]
-            for engine in engines.all
-        }
+        self._tokens = {engine.name: PromptTokens(metrics.prompt_tokens, engine.name) for engine in engines.all}
         self._compared = Compared(router, self.name, metrics)
         for number, engine in enumerate(engines.all):
             metrics.engine_waiting.labels(engine.name).set_function(self._waiting_of(number))
@@ -296,7 +286,7 @@ class ByCost:
                 self._peers.sent(sending, held=held, left=left)
             elsewhere = router.missing_everywhere(match) + MOST_EQUAL < router.missing(match, number)
             visit = _Seen(
-                *(router, sending, route, self._queue, self._clock, partial(self._reported, engine.name), self._peers),
+                *(router, sending, route, self._queue, self._clock, self._tokens[engine.name].count, self._peers),
                 held=held,
                 elsewhere=elsewhere,
             )
@@ -311,15 +301,6 @@ class ByCost:
         tokens = match.tokens - missing, max(missing - nowhere, 0), min(missing, nowhere)
         for counted, number_of in zip(self._routed, tokens, strict=True):
             counted.inc(number_of)
-
-    def _reported(self, engine: str, tokens: int, cached: int | None) -> None:
-        """Count the prompt tokens that an answer reports."""
-        was_cached, computed, unreported = self._found[engine]
-        if cached is None:
-            unreported.inc(tokens)
-        else:
-            was_cached.inc(cached)
-            computed.inc(tokens - cached)
 
     def _see_restarts(self) -> None:
         for number, engine in enumerate(self._engines.all):
@@ -348,20 +329,3 @@ class ByHash(ByCost):
                 now, match = self._clock(), self._router.known.match(route.prompt)
                 self._compared.note(match, self._number[order[0].url], self._by_cost(match, route.key, up, now)[0], now)
         return order
-
-
-def usage_of(tail: bytes) -> tuple[int | None, int | None]:
-    """Return the tokens of the prompt and those of them that were cached, from the end of an answer; None: not reported.
-
-    OpenAI's completions and responses, and Anthropic's messages, which count cached tokens apart. A name inside of the answer's
-    text has a backslash before its quotation mark.
-    """
-    found = {name.decode(): int(number) for name, number in _USAGE.findall(tail)}
-    read, written = found.get("cache_read_input_tokens"), found.get("cache_creation_input_tokens", 0)
-    tokens = found.get("prompt_tokens", found.get("input_tokens"))
-    cached = found.get("cached_tokens", read)
-    if tokens is not None and read is not None:
-        tokens += read + written
-    if tokens is None or not 0 < tokens <= MOST_TOKENS:
-        return None, None
-    return tokens, None if cached is None else min(cached, tokens)

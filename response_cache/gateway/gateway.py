@@ -22,7 +22,7 @@ from lpc.wire.headers import Headers, end_to_end
 from lpc.wire.raw_path import BadTarget, check_framing
 from response_cache.gateway.answered import Answered, RoutedConversation
 from response_cache.gateway.cached import Cached, Found
-from response_cache.gateway.choice import TAIL, Route
+from response_cache.gateway.choice import Route
 from response_cache.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
 from response_cache.gateway.errors import CLOSE, GatewayError
 from response_cache.gateway.exchange import JSON, ClientGone, Exchange, Load
@@ -34,6 +34,7 @@ from response_cache.gateway.request import SESSION_HEADER, Reader, Reading, dige
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.gateway.targets import CHAT, COMPLETIONS, FREQUENT, OWN, RESPONSES, Paths, is_form, path_of
 from response_cache.gateway.upstream import BELIEF, Upstream
+from response_cache.gateway.usage import TAIL
 from response_cache.gateway.verdict import joined, read, verdict_of
 
 BODILESS: Final = ("GET", "HEAD", "OPTIONS")

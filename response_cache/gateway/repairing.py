@@ -12,9 +12,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 from lpc.requests.repair import Repaired, Rule, repaired, rules_of, written
 from lpc.requests.rules import Kind
-from response_cache.gateway.choice import TAIL, usage_of
+from lpc.wire.bugs import log_bug
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.settings import GatewaySettings
+from response_cache.gateway.usage import PromptTokens, Usage
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +55,7 @@ class Repairing:
         self._kind = kind
         self._failures = metrics.repair_failures
         self._requests = metrics.repair_requests
-        self._tokens = {
-            group: [metrics.repair_tokens.labels(group, found) for found in ("cached", "computed", "unreported")]
-            for group in self._groups()
-        }
+        self._tokens = {group: PromptTokens(metrics.repair_tokens, group) for group in self._groups()}
         named = {rule.name for rules in (self._rules, *self._by_scope.values()) for rule in rules}
         for group in self._groups():
             for rule in (*sorted(named), ANY_RULE):
@@ -93,7 +91,7 @@ class Repairing:
                 result = Repair(found.fields, written(body.decode(), fields, found).encode(), found.named, group)
         except Exception as error:  # an error of a rule must not fail a request
             self._failures.inc()
-            log.error("a repair failed, and its request was sent as it was: %s", type(error).__name__)
+            log_bug(log, "a repair rule (the request was sent as it was)", error)
             return unchanged
         for name in {change.rule for change in found.changes} | {ANY_RULE}:
             self._requests.labels(name, group).inc()
@@ -109,30 +107,18 @@ class Repairing:
 
     def measured(self, group: Group | None) -> "Measured | None":
         """Return what counts the tokens of an answer to a request of a group; None: nothing is to be counted."""
-        return None if group is None else Measured(lambda tokens, cached: self._count(group, tokens, cached))
-
-    def _count(self, group: Group, tokens: int, cached: int | None) -> None:
-        was_cached, computed, unreported = self._tokens[group]
-        if cached is None:
-            unreported.inc(tokens)
-        else:
-            was_cached.inc(cached)
-            computed.inc(tokens - cached)
+        return None if group is None else Measured(self._tokens[group])
 
 
-class Measured:
-    """Reads the tokens that an answer reports at its end."""
+class Measured(Usage):
+    """Counts the tokens that an answer reports at its end."""
 
-    def __init__(self, count: Callable[[int, int | None], None]) -> None:
-        self._count = count
-        self._tail = b""
-
-    def part(self, data: bytes) -> None:
-        """Take the next bytes of the answer."""
-        self._tail = (self._tail + data)[-TAIL:]
+    def __init__(self, tokens: PromptTokens) -> None:
+        super().__init__()
+        self._tokens = tokens
 
     def end(self) -> None:
         """Count the tokens, if the answer has reported any."""
-        tokens, cached = usage_of(self._tail)
+        tokens, cached = self.read()
         if tokens is not None:
-            self._count(tokens, cached)
+            self._tokens.count(tokens, cached)

@@ -7,7 +7,8 @@ answer reports. The gateway sees no cache, so its causes are only these; `lpc re
 from collections.abc import AsyncIterator
 from typing import Final, Literal, NamedTuple
 
-from response_cache.gateway.choice import Belief, usage_of
+from response_cache.gateway.choice import Belief
+from response_cache.gateway.usage import usage_of
 
 NAME: Final = b"x-lpc-prefix"
 SLACK: Final = 64

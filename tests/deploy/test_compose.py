@@ -196,7 +196,7 @@ def test_each_process_mounts_its_own_secrets_and_no_others() -> None:
 def test_the_engines_redis_makes_a_password_once_and_lets_engines_do_what_kubernetes_does(tmp_path: Path) -> None:
     """Runs the service's own shell lines twice, with its folders below another."""
     service = configured()["redis"]
-    text = service["command"][-1].replace("$$", "$").replace("/data", str(tmp_path)).replace("/tmp/users", f"{tmp_path}/users")
+    text = shell(service["command"][-1], data=tmp_path).replace("/tmp/users", f"{tmp_path}/users")
     port = free_port()
     command = [*service["command"][:-1], f"{text.rstrip()} --port {port} --bind 127.0.0.1"]
     passwords = []

@@ -30,6 +30,26 @@ class Edited(dict[str, Any]):
         return found
 
 
+def object_in(text: str) -> dict[str, Any] | None:
+    """Return the JSON object in a text; None: it is not one, names a field twice, or has NaN or an infinity."""
+    try:
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError
+    return fields
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(name)
+
+
 def at(value: Any, path: Path) -> Any:
     """Return the value at a path."""
     for name in path:

@@ -15,15 +15,16 @@ from lpc.requests.repair.statements import Statement
 class Moved(Rule):
     """Moves statements from the system prompt to the end of the last user's message, or into the tool's result behind it.
 
-    A late system message would go to the head, be refused or vanish on a third of the templates, and text beside a tool's
+    A late system message would go to the head, be refused or vanish on a third of the templates, and text next to a tool's
     result ends the loop whose thoughts a template keeps (READS: docs/reference/what-costs-a-hit.md).
     """
 
     safety = "B"
 
+    @staticmethod
     @abstractmethod
-    def find(self, text: str) -> Iterator[Statement]:
-        """Yield the statements to move, in order."""
+    def find(text: str) -> Iterator[Statement]:
+        """Yield the statements of a text that are to be moved, in order."""
 
     def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
         """Return the body without its statements, and these."""
@@ -54,10 +55,7 @@ class MovesTime(Moved):
     name = "move-time"
     change = "a time stamp or date goes to the end of the last user's message"
     pattern = "a line or sentence that begins with a label such as `Current time:` and has a date or time"
-
-    def find(self, text: str) -> Iterator[Statement]:
-        """Yield the statements to move, in order."""
-        return statements.times(text)
+    find = staticmethod(statements.times)
 
 
 class MovesId(Moved):
@@ -66,10 +64,7 @@ class MovesId(Moved):
     name = "move-id"
     change = "a request's or session's id goes to the end of the last user's message"
     pattern = "a line or sentence that begins with a label such as `Request ID:` and has a random value"
-
-    def find(self, text: str) -> Iterator[Statement]:
-        """Yield the statements to move, in order."""
-        return statements.ids(text)
+    find = staticmethod(statements.ids)
 
 
 class MovesUser(Moved):
@@ -78,10 +73,7 @@ class MovesUser(Moved):
     name = "move-user"
     change = "the user's name, address, locale or time zone goes to the end of the last user's message"
     pattern = "a line or sentence that begins with a label such as `User:` or `Time zone:` and has an e-mail address or a value"
-
-    def find(self, text: str) -> Iterator[Statement]:
-        """Yield the statements to move, in order."""
-        return statements.users(text)
+    find = staticmethod(statements.users)
 
 
 class MovesCounter(Moved):
@@ -90,10 +82,7 @@ class MovesCounter(Moved):
     name = "move-counter"
     change = "a counter goes to the end of the last user's message"
     pattern = "a line or sentence that begins with a label such as `Turn:` or `Tokens used:` and has a number"
-
-    def find(self, text: str) -> Iterator[Statement]:
-        """Yield the statements to move, in order."""
-        return statements.counters(text)
+    find = staticmethod(statements.counters)
 
 
 class MovesDigest(Moved):
@@ -102,10 +91,7 @@ class MovesDigest(Moved):
     name = "move-digest"
     change = "a digest goes to the end of the last user's message"
     pattern = "a line that begins with `x-anthropic-billing-header`, or with a label such as `cch=` or `hash:`"
-
-    def find(self, text: str) -> Iterator[Statement]:
-        """Yield the statements to move, in order."""
-        return statements.digests(text)
+    find = staticmethod(statements.digests)
 
 
 class MovesTasks(Moved):
@@ -114,10 +100,7 @@ class MovesTasks(Moved):
     name = "move-tasks"
     change = "a list of tasks goes to the end of the last user's message"
     pattern = "lines with boxes, `- [ ]` and `- [x]`, with their title or tags"
-
-    def find(self, text: str) -> Iterator[Statement]:
-        """Yield the statements to move, in order."""
-        return statements.tasks(text)
+    find = staticmethod(statements.tasks)
 
 
 MOVED: Final = (MovesTime(), MovesId(), MovesUser(), MovesCounter(), MovesDigest(), MovesTasks())

@@ -1,12 +1,11 @@
 """Applies repair rules to a body: to its object, or to its bytes."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lpc.errors import UsageError
-from lpc.requests.repair.copies import spliced
+from lpc.requests.repair.copies import object_in, spliced
 from lpc.requests.repair.moved import MOVED
 from lpc.requests.repair.places import with_end
 from lpc.requests.repair.rounded import ROUNDED
@@ -84,10 +83,9 @@ def repair_bytes(body: bytes, rules: Iterable[str], kind: Kind = "any") -> bytes
     wanted = rules_of(rules)
     try:
         text = body.decode()
-        fields = json.loads(text, object_pairs_hook=_fields, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+    except UnicodeDecodeError:
         return body
-    if not isinstance(fields, dict):
+    if (fields := object_in(text)) is None:
         return body
     found = repaired(fields, wanted, kind)
     return written(text, fields, found).encode() if found.fields is not fields else body
@@ -96,14 +94,3 @@ def repair_bytes(body: bytes, rules: Iterable[str], kind: Kind = "any") -> bytes
 def written(text: str, fields: Fields, found: Repaired) -> str:
     """Return the JSON of a repaired body. ``text``: of ``fields``, the body before."""
     return spliced(text, fields, found.fields)
-
-
-def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise ValueError
-    return fields
-
-
-def _refuse(name: str) -> float:
-    raise ValueError(name)

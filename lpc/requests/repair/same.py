@@ -1,13 +1,12 @@
 """Rules after which a model reads the same, but for order, spacing or names of calls (safety A)."""
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from lpc.requests.possibly import INSTRUCTIONS
-from lpc.requests.repair.copies import Edited, Path, at, ordered, replaced, replaced_all, spliced
+from lpc.requests.repair.copies import Edited, Path, at, object_in, ordered, replaced, replaced_all, spliced
 from lpc.requests.repair.places import messages_of
 from lpc.requests.repair.rule import Change, Fields, Rule
 from lpc.requests.rules import Kind
@@ -56,8 +55,7 @@ class SortsTools(Rule):
         if order == list(range(len(names))):
             return fields, ""
         changes.append(Change(self.name, "tools", f"{len(names)} tools", ", ".join(map(str, names))))
-        found = _with_tools(fields, [tools[number] for number in order])
-        return found, ""
+        return _with_tools(fields, [tools[number] for number in order]), ""
 
 
 class _OrdersTools(Rule):
@@ -73,8 +71,7 @@ class _OrdersTools(Rule):
         if not number:
             return fields, ""
         changes.append(Change(self.name, "tools", f"keys of {number} tools"))
-        found = _with_tools(fields, changed)
-        return found, ""
+        return _with_tools(fields, changed), ""
 
     def _ordered(self, tool: Any) -> Any:
         raise NotImplementedError
@@ -157,26 +154,6 @@ def _sorted_map(value: Mapping[str, Any], deep: int) -> Any:
     return value if is_same else Edited.of(value, fields)
 
 
-def _refuse_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise ValueError
-    return fields
-
-
-def _refuse(name: str) -> float:
-    raise ValueError(name)
-
-
-def _arguments_of(text: str) -> dict[str, Any] | None:
-    """Return the object in the text of a call's arguments; None: it is not one, or names a field twice."""
-    try:
-        found = json.loads(text, object_pairs_hook=_refuse_repetition, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
 class _OfArguments(Rule):
     """Changes the arguments of the calls in a history."""
 
@@ -193,8 +170,7 @@ class _OfArguments(Rule):
         if not edits:
             return fields, ""
         changes.append(Change(self.name, "assistant", f"arguments of {len(edits)} calls"))
-        found = replaced_all(fields, edits)
-        return found, ""
+        return replaced_all(fields, edits), ""
 
     def _changed(self, value: Any) -> Any:
         raise NotImplementedError
@@ -229,7 +205,7 @@ class SortsArguments(_OfArguments):
     def _changed(self, value: Any) -> Any:
         if isinstance(value, Mapping):
             return ordered(value, sorted(value))
-        fields = _arguments_of(value) if isinstance(value, str) else None
+        fields = object_in(value) if isinstance(value, str) else None
         if fields is None or list(fields) == sorted(fields):
             return value
         return spliced(value, fields, ordered(fields, sorted(fields)))
@@ -250,7 +226,7 @@ class CompactsArguments(_OfArguments):
         return kind != "sglang" and "gpt-oss" in model
 
     def _changed(self, value: Any) -> Any:
-        if not isinstance(value, str) or _arguments_of(value) is None:
+        if not isinstance(value, str) or object_in(value) is None:
             return value
         found = _STRING_OR_SPACE.sub(lambda match: match[0] if match[0][0] == '"' else "", value)
         return value if found == value else found
@@ -276,8 +252,7 @@ class StripsEnds(Rule):
             if text and text[-1] in " \t\n\r" and (kept := text.rstrip(" \t\n\r")):
                 edits[path] = kept
                 changes.append(Change(self.name, role, "white space", text[len(kept) :]))
-        found = replaced_all(fields, edits) if edits else fields
-        return found, ""
+        return (replaced_all(fields, edits) if edits else fields), ""
 
 
 def _end_paths(fields: Fields) -> Iterator[tuple[str, Path]]:
@@ -338,8 +313,7 @@ class NamesCalls(Rule):
         if not edits:
             return fields, ""
         changes.append(Change(self.name, "assistant", f"{len(edits)} ids"))
-        found = replaced_all(fields, edits)
-        return found, ""
+        return replaced_all(fields, edits), ""
 
 
 def _find_ids(message: Mapping[str, Any], path: Path, calls: list[Path], results: list[Path]) -> None:

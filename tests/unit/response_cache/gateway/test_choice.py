@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from lpc.requests.possibly import beginning, turns
 from lpc.wire.headers import Headers
-from response_cache.gateway.choice import TAIL, usage_of
 from response_cache.gateway.clients import Tenants
 from response_cache.gateway.request import Reader
 from response_cache.gateway.targets import CHAT, RESPONSES
+from response_cache.gateway.usage import TAIL, usage_of
 
 
 @pytest.mark.parametrize(
