@@ -21,12 +21,19 @@ LONG = "word " * 8000
 
 
 @contextlib.asynccontextmanager
-async def asking(gateway: Running, *texts: str, stream: bool = True) -> AsyncIterator[list[asyncio.Task[httpx.Response]]]:
-    """Ask these questions, each a moment after the one before."""
-    tasks = []
+async def asking(
+    gateway: Running, engines: list[EngineDouble], *texts: str, stream: bool = True
+) -> AsyncIterator[list[asyncio.Task[httpx.Response]]]:
+    """Ask these questions, each when the one before is held, at an engine or answered."""
+    tasks: list[asyncio.Task[httpx.Response]] = []
+
+    async def arrived() -> bool:
+        found = sum([len(engine.completions) + await held(gateway, engine) for engine in engines])
+        return tasks[-1].done() or found >= len(tasks)
+
     for text in texts:
         tasks.append(asyncio.ensure_future(gateway.ask(chat(text + LONG, stream=stream))))
-        await asyncio.sleep(0.05)
+        await eventually(arrived)
     try:
         yield tasks
     finally:
@@ -40,14 +47,15 @@ async def held(gateway: Running, engine: EngineDouble) -> float:
 
 
 async def until_held(gateway: Running, engine: EngineDouble, count: int) -> None:
-    while await held(gateway, engine) != count:
+    """Wait until the engine has a request and the gateway holds so many for it."""
+    while not engine.completions or await held(gateway, engine) != count:
         await asyncio.sleep(0.01)
 
 
 async def test_a_request_waits_in_the_gateway_until_the_first_token_of_the_one_before() -> None:
     engine = EngineDouble()
     engine.go.clear()
-    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, "a", "b") as (first, second):
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, [engine], "a", "b") as (first, second):
         await until_held(gateway, engine, 1)
         assert len(engine.completions) == 1
         engine.go.set()
@@ -59,7 +67,7 @@ async def test_a_request_waits_in_the_gateway_until_the_first_token_of_the_one_b
 async def test_a_client_that_leaves_while_its_request_is_held_is_taken_out() -> None:
     engine = EngineDouble()
     engine.go.clear()
-    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, "a", "b") as (first, second):
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, [engine], "a", "b") as (first, second):
         await until_held(gateway, engine, 1)
         second.cancel()
         await until_held(gateway, engine, 0)
@@ -71,7 +79,7 @@ async def test_a_client_that_leaves_while_its_request_is_held_is_taken_out() -> 
 async def test_a_client_that_leaves_during_its_prefill_lets_the_next_one_in() -> None:
     engine = EngineDouble()
     engine.go.clear()
-    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, "a", "b") as (first, second):
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, [engine], "a", "b") as (first, second):
         await until_held(gateway, engine, 1)
         first.cancel()
         await eventually(lambda: len(engine.completions) == 2)
@@ -84,19 +92,20 @@ async def test_the_requests_of_an_engine_that_ends_go_to_another_one_also_those_
     good.go.clear()
     bad.go.clear()
     await ending.enter_async_context(serve_double(bad))
-    async with serve_double(good), a_gateway(good, bad, **QUEUE) as gateway, asking(gateway, *map(str, range(6))) as tasks:
-        await until_held(gateway, bad, 2)
-        assert len(good.completions) == len(bad.completions) == 1
-        await ending.aclose()
-        good.go.set()
-        assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
+    async with serve_double(good), a_gateway(good, bad, **QUEUE) as gateway:
+        async with asking(gateway, [good, bad], *map(str, range(6))) as tasks:
+            await until_held(gateway, bad, 2)
+            assert len(good.completions) == len(bad.completions) == 1
+            await ending.aclose()
+            good.go.set()
+            assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
 
 
 async def test_a_request_that_is_held_for_too_long_gets_one_clear_error() -> None:
     engine = EngineDouble()
     engine.go.clear()
     limited = {**QUEUE, "gateway_queue_timeout_s": 0.5}
-    async with serve_double(engine), a_gateway(engine, **limited) as gateway, asking(gateway, "a", "b") as (first, second):
+    async with serve_double(engine), a_gateway(engine, **limited) as gateway, asking(gateway, [engine], "a", "b") as (first, second):
         refused = await second
         assert refused.status_code == 503 and "LPC_GATEWAY_QUEUE_TIMEOUT_S" in refused.text
         engine.go.set()
@@ -106,7 +115,7 @@ async def test_a_request_that_is_held_for_too_long_gets_one_clear_error() -> Non
 async def test_an_engine_that_shows_no_first_token_gets_the_next_request_anyway() -> None:
     engine = EngineDouble()
     engine.go.clear()
-    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, "a", "b"):
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, [engine], "a", "b"):
         await until_held(gateway, engine, 1)
         await eventually(lambda: len(engine.completions) == 2)
         engine.go.set()
@@ -115,7 +124,7 @@ async def test_an_engine_that_shows_no_first_token_gets_the_next_request_anyway(
 async def test_answers_without_a_stream_are_not_held_while_the_engines_speed_is_unknown() -> None:
     engine = EngineDouble()
     engine.go.clear()
-    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, "a", "b", stream=False):
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, [engine], "a", "b", stream=False):
         await eventually(lambda: len(engine.completions) == 2)
         engine.go.set()
 
@@ -123,7 +132,7 @@ async def test_answers_without_a_stream_are_not_held_while_the_engines_speed_is_
 async def test_nothing_is_held_for_an_engine_whose_cache_has_no_known_size() -> None:
     engine = EngineDouble()
     engine.go.clear()
-    async with serve_double(engine), a_gateway(engine, gateway_queue="warm-first") as gateway, asking(gateway, "a", "b"):
+    async with serve_double(engine), a_gateway(engine, gateway_queue="warm-first") as gateway, asking(gateway, [engine], "a", "b"):
         await eventually(lambda: len(engine.completions) == 2)
         engine.go.set()
 
@@ -295,7 +304,7 @@ async def test_an_engines_count_of_first_tokens_is_read(text: str, count: int | 
 
 async def test_a_client_that_reads_no_further_than_the_first_token_holds_nobody() -> None:
     engine = EngineDouble(hold_after=2)
-    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, "a", "b") as (first, second):
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, [engine], "a", "b") as (first, second):
         await eventually(lambda: len(engine.completions) == 2)
         assert await held(gateway, engine) == 0
         engine.further.set()
