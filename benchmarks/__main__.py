@@ -156,12 +156,13 @@ def bench_fleet(
         ),
     ] = 1,
     schedules: Annotated[
-        str, typer.Option(help="stock engines, engines with keep and warm first (learned), or both.")
+        str,
+        typer.Option(help="Engines: vLLM stock or learned (keep, warm first), sglang (first come, first served), sglang-lpm."),
     ] = "stock",
     unnamed: Annotated[bool, typer.Option("--unnamed", help="Clients do not name their session.")] = False,
     output: Output = None,
 ) -> None:
-    """Routers before engines that are vLLM's scheduler without a model (`make engine`), over HTTP and in scaled time.
+    """Routers before engines without a model, vLLM's scheduler (`make engine`) or SGLang's cache, over HTTP and in scaled time.
 
     Recorded agents in a closed loop: hits, prompt tokens/s, p99 latency, turns that stay at their engine, imbalance.
     """

@@ -1,7 +1,8 @@
 """Benchmark `fleet`: routers before engines that are processes of their own, with recorded agents in a closed loop over HTTP.
 
-An engine is vLLM's real scheduler and block pool without a model (`testing.scaled_engine`). A token of its prompts is a word
-and stands for `scale` tokens of the log, and a second of the log lasts `time_scale` seconds, so this runs on a few processors.
+An engine is vLLM's real scheduler and block pool without a model (`testing.scaled_engine`), or SGLang's real radix cache and
+waiting order (`testing.scaled_sglang`). A token of its prompts is a word and stands for `scale` tokens of the log, and a
+second of the log lasts `time_scale` seconds, so this runs on a few processors.
 All ratios stay: of prompts to caches, of prefill to decoding, and of the gateway's own limits to both
 (`benchmarks.scaled_clock`). Other routers keep the clock that they have.
 """
@@ -25,8 +26,9 @@ import httpx
 from rich.table import Table
 
 from benchmarks import BenchmarkError
-from benchmarks.engine import PYTHON, ROOT, check_engine
+from benchmarks.engine import PYTHON, ROOT
 from benchmarks.fleet_load import Counts, Load, Run
+from benchmarks.sglang import PYTHON as SGLANG
 from lpc.errors import UsageError
 from lpc.wire.terminal import console
 from lpc_apps.logs.formats import open_trace
@@ -38,7 +40,13 @@ from testing.processes import RedisServer, Server, free_port
 BLOCK: Final = 16
 STEP_TOKENS: Final = 8192
 """Most tokens of the log in an engine's step."""
-SCHEDULES: Final = ("stock", "learned")
+ENGINES: Final[Mapping[str, tuple[Path, str, str]]] = {
+    "stock": (PYTHON, "testing.scaled_engine", "stock"),
+    "learned": (PYTHON, "testing.scaled_engine", "learned"),
+    "sglang": (SGLANG, "testing.scaled_sglang", "fcfs"),
+    "sglang-lpm": (SGLANG, "testing.scaled_sglang", "lpm"),
+}
+"""Engines by name: the interpreter, module and schedule of each."""
 EVENTS: Final = 10_000
 """Offset of the port on which an engine publishes its KV events."""
 
@@ -60,6 +68,7 @@ class HttpServer(Server):
 def engine(folder: Path, load: Load, schedule: str, *, events: bool = False) -> HttpServer:
     """Return an engine that is not started. ``events``: it publishes its KV events."""
     port = free_port(EVENTS)
+    python, module, own = ENGINES[schedule]
     options: dict[str, object] = {
         "port": port,
         "blocks": load.capacity // load.scale // BLOCK,
@@ -67,11 +76,11 @@ def engine(folder: Path, load: Load, schedule: str, *, events: bool = False) -> 
         "output-token-ms": load.output_token_ms * load.scale * load.time_scale,
         "step-tokens": STEP_TOKENS // load.scale,
         "time-scale": load.time_scale,
-        "schedule": schedule,
+        "schedule": own,
         **({"events-port": port + EVENTS} if events else {}),
     }
     words = [f"--{name}={value}" for name, value in options.items()]
-    return HttpServer(folder / f"engine-{port}.log", port, [str(PYTHON), "-m", "testing.scaled_engine", *words])
+    return HttpServer(folder / f"engine-{port}.log", port, [str(python), "-m", module, *words])
 
 
 def gateway(folder: Path, load: Load, urls: Sequence[str], *, router: str, queue: str = "off", **settings: str) -> HttpServer:
@@ -217,14 +226,19 @@ def run(
             project run without and with a Redis between them.
 
     Raises:
-        UsageError: a router or a schedule has no such name.
+        UsageError: a router or an engine has no such name, or a router needs KV events that an engine does not publish.
         TraceError: the archive cannot be read.
-        BenchmarkError: vLLM is not installed in .venv-engine, a process did not start, or requests failed.
+        BenchmarkError: an engine is not installed, a process did not start, or requests failed.
     """
-    for name, known in [*((name, ROUTERS) for name in routers), *((name, SCHEDULES) for name in schedules)]:
+    for name, known in [*((name, ROUTERS) for name in routers), *((name, ENGINES) for name in schedules)]:
         if name not in known:
             raise UsageError(f"{name!r:.40} is not one of {', '.join(known)}")
-    check_engine()
+    for python, _, _ in (ENGINES[schedule] for schedule in schedules):
+        if not python.exists():
+            made_by = python.parents[1].name.removeprefix(".venv-")
+            raise BenchmarkError(f"{python.parents[1].name} is missing: run make {made_by} first")
+    if (asked := FOLLOWING.intersection(routers)) and any(ENGINES[schedule][0] == SGLANG for schedule in schedules):
+        raise UsageError(f"{min(asked)} needs KV events, which the engines sglang and sglang-lpm do not publish here")
     log = from_trace(open_trace(archive, "agents"))
     rows: list[dict[str, Any]] = []
     with TemporaryDirectory(prefix="fleet-") as made:

@@ -133,8 +133,8 @@ class SimulateOptions:
             FLEET,
             "What routers know of the caches, names with commas. all: everything. sent: what they have sent; corrected: also "
             "cached tokens of answers; text: as sent, by the text of messages. lru:SHARE: an LRU cache of their own, of this "
-            "share of each engine's. events:SECONDS: KV events so late; numbered-events:SECONDS: as Dynamo reads them. "
-            "Default: all.",
+            "share of each engine's. gateway[:SHARE]: as lpc gateway, which at first takes caches to have this share of their "
+            "size. events:SECONDS: KV events so late; numbered-events:SECONDS: as Dynamo reads them. Default: all.",
         ),
     ] = None
     router_restart: Annotated[

@@ -41,6 +41,7 @@ class Cache:
         predictor: attaches the plug-in; None: stock SGLang.
         settings: of the plug-in.
         longest: tokens of the longest request.
+        slots: most requests at a time.
         scale: tokens of the log per token of the cache, for the plug-in's groups of requests.
     """
 
@@ -53,12 +54,13 @@ class Cache:
         predictor: Predictor | None = None,
         clock: Callable[[], float] = lambda: 1.8e9,
         longest: int = 4096,
+        slots: int = 64,
         scale: int = 1,
         tp_size: int = 1,
         **settings: Any,
     ) -> None:
         self.evicted: list[int] = []
-        self.slots = ReqToTokenPool(size=64, max_context_len=longest, device="cpu", enable_memory_saver=False)
+        self.slots = ReqToTokenPool(size=slots, max_context_len=longest, device="cpu", enable_memory_saver=False)
         # A model would store keys and values here.
         kv: Any = SimpleNamespace(page_size=1)
         self.pool = TokenToKVPoolAllocator(size=tokens, dtype=torch.float16, device="cpu", kvcache=kv, need_sort=False)
@@ -98,6 +100,12 @@ class Cache:
         """The engine-independent part of the plug-in."""
         plugin: Plugin = self.tree.lpc.plugin
         return plugin
+
+    def clear(self) -> None:
+        """Forget all that is cached, as SGLang does at a flush. Nothing may run."""
+        self.tree.reset()
+        self.slots.clear()
+        self.pool.clear()
 
     def arrive(self, name: str, tokens: Iterable[int], **known: Any) -> Req:
         """Return a new request after its first match. ``known``: arguments of SGLang's ``Req``."""

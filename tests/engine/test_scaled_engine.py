@@ -17,7 +17,8 @@ import zmq
 import zmq.asyncio
 
 from testing.bare_scheduler import BLOCK
-from testing.scaled_engine import Api, Job, ScaledEngine, made, word_id, words_of
+from testing.scaled_api import Api, Job, word_id, words_of
+from testing.scaled_engine import ScaledEngine, made
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -137,7 +138,7 @@ def test_two_gateways_keep_sessions_without_a_name_at_their_engines_if_they_have
 
 async def test_the_rendered_prompt_is_the_one_that_the_engine_computes() -> None:
     messages = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]
-    app = Api(ScaledEngine(made(BLOCKS, "stock", 64), 1e6, 1e-6), "engine", BLOCKS)
+    app = Api(ScaledEngine(made(BLOCKS, "stock", 64), 1e6, 1e-6), "engine", BLOCKS * BLOCK)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as http:
         answer = (await http.post("/v1/chat/completions/render", json={"messages": messages})).json()
         assert answer["token_ids"] == [word_id(word) for word in words_of(messages)]

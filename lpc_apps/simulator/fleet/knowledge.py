@@ -8,6 +8,7 @@ what the caches hold:
 - `corrected`: the same, and the cached tokens that answers report correct the prefill that waits.
 - `text`: as `sent`, by the text of messages alone, without roles, tools and arguments.
 - `gateway`: what `lpc gateway` knows, by its own code (`lpc_apps.routing`): as `corrected`, bounded, and it learns the speed.
+  `gateway:SHARE`: it takes caches to have this share of their size at first.
 - `lru:SHARE`: an LRU cache of its own for each engine, of this share of the engine's cache.
 - `events:SECONDS`: the engines' KV events, this much later. A restart clears an engine's blocks at once, as in `vllm-router`.
 - `numbered-events:SECONDS`: as in NVIDIA Dynamo, an engine that restarts numbers its events from the start again. Its old
@@ -53,6 +54,8 @@ class Knowledge:
     rule: ClassVar[str]
     takes: ClassVar[str] = ""
     """Meaning of the number after a colon; empty: there is none."""
+    usual: ClassVar[float | None] = None
+    """The number if there is no colon; None: it must be given."""
 
     def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
         self.prompt_token_s: Final = prompt_token_s
@@ -290,14 +293,19 @@ class Gateway(Knowledge):
     """What `lpc gateway` knows, by its own code."""
 
     name = "gateway"
-    rule = "as corrected, by the code of `lpc gateway`: speeds are learned, and caches' sizes known only with a queue"
+    rule = (
+        "as corrected, by the code of `lpc gateway`: speeds are learned, and caches' sizes known only with a queue "
+        "(0.8: at first it takes them to have this share of their size)"
+    )
+    takes = "SHARE"
+    usual = 1.0
 
-    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
+    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 1.0) -> None:
         super().__init__(workload, engines, prompt_token_s, number)
         names = [f"engine-{engine}" for engine in range(len(engines))]
         self.router = routing.Router(names, known=Known(tokens_per_size=1.0))
         size = workload.block_tokens
-        self._tokens = [one.cache.capacity * size for one in engines]
+        self._tokens = [max(int(number * one.cache.capacity * size), 1) for one in engines]
         self.queues: list[Held] = []
         """What each engine is believed to hold, if the router holds requests; else it knows no cache's size."""
         self.hands_on = False
@@ -576,6 +584,12 @@ KINDS: Final[tuple[type[Knowledge], ...]] = (Everything, Sent, Corrected, Text, 
 KNOWLEDGE: Final = {kind.name: kind for kind in KINDS}
 
 
+def _form(kind: type[Knowledge]) -> str:
+    """Return how a kind is written."""
+    number = f":{kind.takes}" if kind.takes else ""
+    return f"{kind.name}{number}" if kind.usual is None else f"{kind.name}[{number}]"
+
+
 def parse_knowledge(text: str) -> tuple[type[Knowledge], float]:
     """Return the kind of knowledge by its name, and the number after its colon: `sent`, `lru:0.9`, `events:5`.
 
@@ -584,15 +598,16 @@ def parse_knowledge(text: str) -> tuple[type[Knowledge], float]:
     """
     name, colon, rest = text.partition(":")
     kind = KNOWLEDGE.get(name)
-    forms = ", ".join(f"{one.name}:{one.takes}" if one.takes else one.name for one in KNOWLEDGE.values())
+    forms = ", ".join(map(_form, KNOWLEDGE.values()))
     if kind is None or (colon and not kind.takes):
         raise SimulationError(f"{text!r:.40} is not a knowledge of routers: choose from {forms}")
     try:
-        number = float(rest) if kind.takes else 0.0
+        number = float(rest) if colon or (kind.takes and kind.usual is None) else kind.usual or 0.0
     except ValueError:
         number = -1.0
-    if kind is OwnLru and not 0 < number <= MOST_SHARE:
-        raise SimulationError(f"{text!r:.40} needs a share of the engine's cache, above 0 and at most {MOST_SHARE:g}: lru:0.9")
+    if kind.takes == "SHARE" and not 0 < number <= MOST_SHARE:
+        need = f"a share of the engine's cache, above 0 and at most {MOST_SHARE:g}"
+        raise SimulationError(f"{text!r:.40} needs {need}: {name}:0.9")
     if not 0 <= number < float("inf"):
         raise SimulationError(f"{text!r:.40} needs a number of seconds from 0 on: {name}:5")
     return kind, number

@@ -202,8 +202,10 @@ class FleetRun:
     def _new_router(self, up: list[int]) -> tuple[Knowledge, Router]:
         """Return a router that knows only which engines are up."""
         router, number = parse_router(self._fleet.router)
-        kind, delay = parse_knowledge(router.knows or self._fleet.knows)
-        known = kind(self._replay.workload, self._engines, self._cost.prompt_token_s, delay)
+        kind, given = parse_knowledge(self._fleet.knows)
+        if router.knows not in ("", kind.name):
+            kind, given = parse_knowledge(router.knows)
+        known = kind(self._replay.workload, self._engines, self._cost.prompt_token_s, given)
         known.up = up
         if isinstance(known, Gateway):
             known.hands_on = self._fleet.queue == "warm-first"

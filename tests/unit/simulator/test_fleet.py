@@ -378,3 +378,20 @@ def test_the_gateway_knows_no_caches_size_unless_it_holds_requests(
     monkeypatch.setitem(KNOWLEDGE, "gateway", Seen)
     replay(agents(10, 100), 200, Fleet(2, "gateway", queue=queue))
     assert [one.cache is not None for one in made[0].router.engines] == [queue is not None] * 2
+
+
+@pytest.mark.parametrize(("knows", "share"), [("gateway", 1), ("gateway:1.2", 1.2), ("gateway:0.5", 0.5), ("all", 1)])
+def test_the_gateway_takes_caches_to_have_the_share_of_their_size_that_is_asked_for(
+    knows: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Gateway] = []
+
+    class Seen(Gateway):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setitem(KNOWLEDGE, "gateway", Seen)
+    workload = agents(10, 100)
+    replay(workload, 200, Fleet(2, "gateway", knows, queue="warm-first"))
+    assert [queue.cache.capacity for queue in made[0].queues] == [int(share * 200 * workload.block_tokens)] * 2

@@ -173,7 +173,10 @@ def test_a_router_that_does_not_exist_is_one_clear_error(text: str, said: str) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nothing", "choose from all, sent, corrected, text, gateway, lru:SHARE, events:SECONDS, numbered-events:SECONDS"),
+        (
+            "nothing",
+            "choose from all, sent, corrected, text, gateway[:SHARE], lru:SHARE, events:SECONDS, numbered-events:SECONDS",
+        ),
         ("all:3", "is not a knowledge of routers"),
         ("events", "needs a number of seconds from 0 on: events:5"),
         ("events:-1", "needs a number of seconds"),
@@ -182,6 +185,8 @@ def test_a_router_that_does_not_exist_is_one_clear_error(text: str, said: str) -
         ("lru", "needs a share of the engine's cache, above 0 and at most 10: lru:0.9"),
         ("lru:0", "needs a share of the engine's cache"),
         ("lru:11", "needs a share of the engine's cache"),
+        ("gateway:0", "needs a share of the engine's cache, above 0 and at most 10: gateway:0.9"),
+        ("gateway:", "needs a share of the engine's cache"),
     ],
 )
 def test_a_knowledge_that_does_not_exist_is_one_clear_error(text: str, said: str) -> None:
