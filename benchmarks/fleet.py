@@ -47,6 +47,8 @@ ENGINES: Final[Mapping[str, tuple[Path, str, str]]] = {
     "sglang-lpm": (SGLANG, "testing.scaled_sglang", "lpm"),
 }
 """Engines by name: the interpreter, module and schedule of each."""
+RESET_S: Final = 60.0
+"""Seconds in which the requests of a run that has ended leave its engines."""
 EVENTS: Final = 10_000
 """Offset of the port on which an engine publishes its KV events."""
 
@@ -257,10 +259,19 @@ def run(
     return {"archive": archive.name, **vars(load), "rows": rows}
 
 
+def _reset(url: str) -> None:
+    """Make an engine forget what it has cached, once it has ended the requests of the run before."""
+    until = time.monotonic() + RESET_S
+    while not httpx.post(f"{url}/reset_prefix_cache", trust_env=False, timeout=60.0).json()["success"]:
+        if time.monotonic() > until:
+            raise BenchmarkError("an engine still has requests of the run before")
+        time.sleep(0.05)
+
+
 def _row(folder: Path, load: Load, workload: Workload, engines: Sequence[HttpServer], row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of one run, or why it has none."""
     for one in engines:
-        httpx.post(f"{one.url}/reset_prefix_cache", trust_env=False, timeout=60.0)
+        _reset(one.url)
     name = _name(row)
     try:
         before = [one.processor_s for one in engines]

@@ -43,6 +43,8 @@ class ScaledSglang:
         self.jobs: dict[str, Job] = {}
         self._waiting: list[Any] = []
         self._replies: dict[str, asyncio.Task[None]] = {}
+        self._computes = False
+        """Whether a prompt is in prefill, which may be of a request that has been dropped."""
         self._names = map(str, itertools.count())
         self._wake = asyncio.Event()
         self.size: Mapping[str, str] = {"/server_info": json.dumps({"max_total_num_tokens": tokens})}
@@ -70,7 +72,7 @@ class ScaledSglang:
 
     def reset(self) -> bool:
         """Forget what is cached; return whether that is possible, since nothing runs."""
-        if self.jobs or self._replies:
+        if self.jobs or self._replies or self._computes:
             return False
         self.cache.clear()
         return True
@@ -89,11 +91,11 @@ class ScaledSglang:
                     await self._wake.wait()
                     at = max(at, now())
                     continue
-                job.cached = job.request.prefix_len
+                job.cached, self._computes = job.request.prefix_len, True
                 self.cache.compute(job.request)
                 at += max(len(job.ids) - job.cached, 1) / self._rate
                 await asyncio.sleep(max(at - now(), 0.0))
-                job.due = at
+                job.due, self._computes = at, False
                 if job.name in self.jobs:
                     self._replies[job.name] = replies.create_task(self._reply(job))
                 else:

@@ -79,3 +79,16 @@ async def test_requests_wait_for_room_and_leave_at_any_time() -> None:
         await asyncio.sleep(0.001)
     assert engine.cache.pool.available_size() == TOKENS
     serving.cancel()
+
+
+async def test_nothing_is_forgotten_while_a_request_that_has_left_is_in_prefill() -> None:
+    engine = ScaledSglang(TOKENS, "lpm", 100.0, 1e-6)
+    serving = asyncio.create_task(engine.serve())
+    job = engine.admit(words_of(text("a", 60)), 20)
+    await asyncio.sleep(0)
+    engine.drop(job)
+    assert not engine.jobs and not engine.reset()
+    while not engine.reset():
+        await asyncio.sleep(0.01)
+    assert engine.cache.pool.available_size() == TOKENS
+    serving.cancel()

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -22,13 +22,14 @@ LONG = "word " * 8000
 
 @contextlib.asynccontextmanager
 async def asking(
-    gateway: Running, engines: list[EngineDouble], *texts: str, stream: bool = True
+    gateway: Running, engines: Sequence[EngineDouble] | EngineDouble, *texts: str, stream: bool = True
 ) -> AsyncIterator[list[asyncio.Task[httpx.Response]]]:
     """Ask these questions, each when the one before is held, at an engine or answered."""
     tasks: list[asyncio.Task[httpx.Response]] = []
+    those = [engines] if isinstance(engines, EngineDouble) else engines
 
     async def arrived() -> bool:
-        found = sum([len(engine.completions) + await held(gateway, engine) for engine in engines])
+        found = sum([len(engine.completions) + await held(gateway, engine) for engine in those])
         return tasks[-1].done() or found >= len(tasks)
 
     for text in texts:
@@ -58,7 +59,7 @@ async def test_a_request_waits_in_the_gateway_until_the_first_token_of_the_one_b
     async with (
         serve_double(engine),
         a_gateway(engine, **QUEUE) as gateway,
-        asking(gateway, [engine], "a", "b") as (first, second),
+        asking(gateway, engine, "a", "b") as (first, second),
     ):
         await until_held(gateway, engine, 1)
         assert len(engine.completions) == 1
@@ -74,7 +75,7 @@ async def test_a_client_that_leaves_while_its_request_is_held_is_taken_out() -> 
     async with (
         serve_double(engine),
         a_gateway(engine, **QUEUE) as gateway,
-        asking(gateway, [engine], "a", "b") as (first, second),
+        asking(gateway, engine, "a", "b") as (first, second),
     ):
         await until_held(gateway, engine, 1)
         second.cancel()
@@ -90,7 +91,7 @@ async def test_a_client_that_leaves_during_its_prefill_lets_the_next_one_in() ->
     async with (
         serve_double(engine),
         a_gateway(engine, **QUEUE) as gateway,
-        asking(gateway, [engine], "a", "b") as (first, second),
+        asking(gateway, engine, "a", "b") as (first, second),
     ):
         await until_held(gateway, engine, 1)
         first.cancel()
@@ -104,13 +105,16 @@ async def test_the_requests_of_an_engine_that_ends_go_to_another_one_also_those_
     good.go.clear()
     bad.go.clear()
     await ending.enter_async_context(serve_double(bad))
-    async with serve_double(good), a_gateway(good, bad, **QUEUE) as gateway:
-        async with asking(gateway, [good, bad], *map(str, range(6))) as tasks:
-            await until_held(gateway, bad, 2)
-            assert len(good.completions) == len(bad.completions) == 1
-            await ending.aclose()
-            good.go.set()
-            assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
+    async with (
+        serve_double(good),
+        a_gateway(good, bad, **QUEUE) as gateway,
+        asking(gateway, (good, bad), *map(str, range(6))) as tasks,
+    ):
+        await until_held(gateway, bad, 2)
+        assert len(good.completions) == len(bad.completions) == 1
+        await ending.aclose()
+        good.go.set()
+        assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
 
 
 async def test_a_request_that_is_held_for_too_long_gets_one_clear_error() -> None:
@@ -120,7 +124,7 @@ async def test_a_request_that_is_held_for_too_long_gets_one_clear_error() -> Non
     async with (
         serve_double(engine),
         a_gateway(engine, **limited) as gateway,
-        asking(gateway, [engine], "a", "b") as (first, second),
+        asking(gateway, engine, "a", "b") as (first, second),
     ):
         refused = await second
         assert refused.status_code == 503 and "LPC_GATEWAY_QUEUE_TIMEOUT_S" in refused.text
@@ -131,7 +135,7 @@ async def test_a_request_that_is_held_for_too_long_gets_one_clear_error() -> Non
 async def test_an_engine_that_shows_no_first_token_gets_the_next_request_anyway() -> None:
     engine = EngineDouble()
     engine.go.clear()
-    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, [engine], "a", "b"):
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, engine, "a", "b"):
         await until_held(gateway, engine, 1)
         await eventually(lambda: len(engine.completions) == 2)
         engine.go.set()
@@ -140,7 +144,7 @@ async def test_an_engine_that_shows_no_first_token_gets_the_next_request_anyway(
 async def test_answers_without_a_stream_are_not_held_while_the_engines_speed_is_unknown() -> None:
     engine = EngineDouble()
     engine.go.clear()
-    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, [engine], "a", "b", stream=False):
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, engine, "a", "b", stream=False):
         await eventually(lambda: len(engine.completions) == 2)
         engine.go.set()
 
@@ -151,7 +155,7 @@ async def test_nothing_is_held_for_an_engine_whose_cache_has_no_known_size() -> 
     async with (
         serve_double(engine),
         a_gateway(engine, gateway_queue="warm-first") as gateway,
-        asking(gateway, [engine], "a", "b"),
+        asking(gateway, engine, "a", "b"),
     ):
         await eventually(lambda: len(engine.completions) == 2)
         engine.go.set()
@@ -327,7 +331,7 @@ async def test_a_client_that_reads_no_further_than_the_first_token_holds_nobody(
     async with (
         serve_double(engine),
         a_gateway(engine, **QUEUE) as gateway,
-        asking(gateway, [engine], "a", "b") as (first, second),
+        asking(gateway, engine, "a", "b") as (first, second),
     ):
         await eventually(lambda: len(engine.completions) == 2)
         assert await held(gateway, engine) == 0
