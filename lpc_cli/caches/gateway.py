@@ -22,7 +22,7 @@ def gateway(
     ] = None,
     queue: Annotated[
         Literal["off", "warm-first"] | None,
-        typer.Option(help="Hold requests, and hand on mostly cached prompts first; default: off."),
+        typer.Option(help="Hold requests, and hand on mostly cached prompts first; default: warm-first."),
     ] = None,
     response_cache: Annotated[bool | None, typer.Option(help="Use the sidecar's response caches; default: yes.")] = None,
     address: Address = None,

@@ -74,9 +74,9 @@ class GatewaySettings(ServerSettings):
         "seconds that the request would miss there; hash: by the conversation alone, while the engine is not overloaded.",
     )
     gateway_queue: Literal["off", "warm-first"] = Field(
-        "off",
+        "warm-first",
         description="warm-first: hold requests while an engine's prefill is busy. They are handed on with mostly cached "
-        "prompts first, within a bound, so that agents beyond the cache do not lose it. For engines without the plug-in.",
+        "prompts first, within a bound, so that agents beyond the cache do not lose it. off: engines' own queues alone.",
     )
     gateway_queue_timeout_s: Seconds = Field(600.0, description="Seconds for which a request is held; over it 503.")
     gateway_engine_tokens: int | None = Field(

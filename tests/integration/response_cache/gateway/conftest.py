@@ -51,6 +51,7 @@ async def a_gateway(
             "metrics_port": 0,
             "gateway_engines": urls,
             "gateway_cache_anonymous": True,
+            "gateway_queue": "off",  # a gateway with a queue asks engines for their size, which tests would see as a request
             **settings,
         }
     )

@@ -10,6 +10,7 @@ import pytest
 
 from lpc_apps.routing.counted import COUNT_S
 from response_cache.gateway.queue import first_tokens_of, tokens_of
+from response_cache.gateway.settings import GatewaySettings
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.response_cache.gateway.conftest import Running, a_gateway, chat
@@ -67,6 +68,16 @@ async def test_a_request_waits_in_the_gateway_until_the_first_token_of_the_one_b
         assert [answer.status_code for answer in await asyncio.gather(first, second)] == [200, 200]
         assert len(engine.completions) == 2
         assert await held(gateway, engine) == 0
+
+
+async def test_the_queue_is_on_unless_it_is_turned_off() -> None:
+    assert GatewaySettings().gateway_queue == "warm-first"
+    engine = EngineDouble()
+    engine.go.clear()
+    usual = {"gateway_queue": GatewaySettings().gateway_queue, "gateway_engine_tokens": 100_000}
+    async with serve_double(engine), a_gateway(engine, **usual) as gateway, asking(gateway, engine, "a", "b"):
+        await until_held(gateway, engine, 1)
+        engine.go.set()
 
 
 async def test_a_client_that_leaves_while_its_request_is_held_is_taken_out() -> None:
