@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Literal
 
 from lpc.errors import UsageError
-from lpc_apps.logs.chats import Reader, chat, langfuse, litellm, nginx, otel, vllm, wildchat
+from lpc_apps.logs.chats import Reader, bedrock, chat, har, langfuse, litellm, nginx, otel, runs, vertex, vllm, wildchat
 from lpc_apps.logs.datasets import conversations
 from lpc_apps.logs.records import Record, WrongRecord
 from lpc_apps.logs.traces import qwen
@@ -110,6 +110,38 @@ _LIST: Final = (
         "a line `Request ... JSON body: {...}`",
         vllm.has_shape,
         chats=Reader(vllm.read, vllm.repair, vllm.has_body),
+    ),
+    Format(
+        "bedrock",
+        "JSON",
+        "a line of AWS Bedrock's model invocation log",
+        "`schemaType` ModelInvocationLog",
+        bedrock.has_shape,
+        chats=Reader(bedrock.read),
+    ),
+    Format(
+        "vertex",
+        "JSON",
+        "a row of Vertex AI's request-response log, or a result of its batch predictions",
+        "`logging_time` with `full_request` or `request_payload`; `processed_time` with `request`",
+        vertex.has_shape,
+        chats=Reader(vertex.read),
+    ),
+    Format(
+        "har",
+        "JSON of a browser or a proxy",
+        "all calls, of which chats count",
+        "`log` with `entries`; or one entry with `startedDateTime`",
+        har.has_shape,
+        chats=Reader(har.read),
+    ),
+    Format(
+        "runs",
+        "JSON",
+        "a call in an export of LangSmith, Weave, PostHog, Datadog, Kong or Azure API Management",
+        "`run_type`; `op_name`; an `event` of `$ai_`; spans with `span_kind` or `meta`; `ai`; `RequestMessages`",
+        runs.has_shape,
+        chats=Reader(runs.read),
     ),
     Format(
         "otel",

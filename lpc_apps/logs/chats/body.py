@@ -190,5 +190,15 @@ def _replies(value: object) -> Iterator[LoggedMessage]:
             yield from _replies(candidates[0].get("content") if candidates and isinstance(candidates[0], dict) else None)
         elif isinstance(message := (output if isinstance(output, dict) else value).get("message"), dict):
             yield from _replies(message)  # of Bedrock or Ollama
+        elif text := _text_of_bedrock(value):
+            yield text_message("assistant", text)
         elif any(name in value for name in ("content", "parts", "tool_calls", "function_call", "reasoning_content")):
             yield from messages_of([{"role": "assistant", **{k: v for k, v in value.items() if k not in ("role", "type")}}])
+
+
+def _text_of_bedrock(answer: Record) -> str:
+    """Return the text of an answer of Llama, Titan or Cohere in Bedrock's APIs of single models; empty: it is another answer."""
+    results = answer.get("results")
+    first = results[0] if isinstance(results, list) and results and isinstance(results[0], dict) else {}
+    found = (answer.get("generation"), first.get("outputText"), answer.get("text") if "generation_id" in answer else None)
+    return next((text for text in found if isinstance(text, str)), "")
