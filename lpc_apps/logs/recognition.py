@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from lpc_apps.logs.chats.chat import batched
 from lpc_apps.logs.chats.envelopes import opened
 from lpc_apps.logs.formats import FORMATS, Format
 from lpc_apps.logs.records import DAMAGED, DatasetError, Record, TraceError, json_lines, unpacked
@@ -105,8 +106,15 @@ OTHERS: Final = (
     ({"custom_id", "body"}, f"a batch of OpenAI's API {_BATCH}"),
     ({"custom_id", "params"}, f"a batch of Anthropic's API {_BATCH}"),
     ({"recordId", "modelInput"}, f"a batch of AWS Bedrock {_BATCH}"),
-    ({"custom_id", "response"}, "the result of a batch of OpenAI's API, without its prompts: give the batch itself, with --rate"),
-    ({"custom_id", "result"}, "the result of a batch of Anthropic's API, without its prompts: give the batch itself, with --rate"),
+    ({"key", "request"}, f"a batch of Gemini's API {_BATCH}"),
+    (
+        {"custom_id", "response"},
+        "the result of a batch of OpenAI's API, without its prompts: give the batch itself, with --rate",
+    ),
+    (
+        {"custom_id", "result"},
+        "the result of a batch of Anthropic's API, without its prompts: give the batch itself, with --rate",
+    ),
     ({"key", "response"}, "the result of a batch of Gemini's API, without its prompts: give the batch itself, with --rate"),
     ({"Records"}, "a log of AWS CloudTrail, which has no prompts: turn on Bedrock's model invocation logging"),
     ({"eventVersion", "eventSource", "eventName"}, "a log of AWS CloudTrail: turn on Bedrock's model invocation logging"),
@@ -130,10 +138,19 @@ OTHERS: Final = (
 
 def _other_of(path: Path) -> str | None:
     """Return what a file is whose first object is of another program, and what to do."""
+    first = _first(path)
+    return next((said for fields, said in OTHERS if fields <= first.keys()), None)
+
+
+def is_batch(path: Path) -> bool:
+    """Return whether a file is a batch: requests that have no times, and are sent together."""
+    return bool(batched(_first(path)))
+
+
+def _first(path: Path) -> Record:
     with suppress(OSError, DatasetError):
-        first = next((record for _, record in islice(json_lines(path), ENOUGH) if isinstance(record, dict)), {})
-        return next((said for fields, said in OTHERS if fields <= first.keys()), None)
-    return None
+        return next((record for _, record in islice(json_lines(path), ENOUGH) if isinstance(record, dict)), {})
+    return {}
 
 
 def format_of(record: Record) -> Format | None:

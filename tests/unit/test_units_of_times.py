@@ -114,7 +114,11 @@ def session(factor: float, took: float) -> Row:
         if conversation == 0
     ]
     last = requests[-1]
-    return {"id": "s", "block_size": 64, "requests": requests + [last | {"t": last["t"] + n * 60 * factor} for n in range(1, 20)]}
+    return {
+        "id": "s",
+        "block_size": 64,
+        "requests": requests + [last | {"t": last["t"] + n * 60 * factor} for n in range(1, 20)],
+    }
 
 
 @pytest.mark.parametrize(("factor", "took"), [(1, 1), (1e-3, 1e-3), (1e3, 1e3), (1, 1e3), (1, 1e-3), (1, 0)])
@@ -225,5 +229,7 @@ def test_few_equal_rows_and_equal_prompts_of_other_times_are_requests(tmp_path: 
 def test_equal_prompts_of_one_second_without_their_replies_or_with_other_ids_are_requests(tmp_path: Path) -> None:
     asked: Row = {"messages": [{"role": "user", "content": "ping " * 40}]}
     assert len(read(tmp_path, [{"time": at // 4, **asked} for at in range(40)]).requests) == 40
-    assert len(read(tmp_path, [{"time": at // 4, "response": "pong", "id": f"{at}", **asked} for at in range(40)]).requests) == 40
+    assert (
+        len(read(tmp_path, [{"time": at // 4, "response": "pong", "id": f"{at}", **asked} for at in range(40)]).requests) == 40
+    )
     assert len(read(tmp_path, [{"time": at // 4, "response": "pong", **asked} for at in range(40)]).requests) == 10

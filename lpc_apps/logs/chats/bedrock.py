@@ -14,6 +14,7 @@ from lpc_apps.logs.chats.request import LoggedRequest
 from lpc_apps.logs.chats.streams import whole
 from lpc_apps.logs.records import Record, WithoutPrompt
 
+
 def has_shape(record: Record) -> bool:
     """Return whether a record is of this format, by its fields."""
     return record.get("schemaType") == "ModelInvocationLog"
@@ -29,7 +30,11 @@ def read(line: Record) -> Iterator[LoggedRequest]:
     refuse_uncomputed(line, fields, replied=bool(reply))
     refuse_other_api({"operation": line.get("operation")})
     if not body:
-        reason = "the body is in S3" if "inputBodyS3Path" in asked else "no body: log text in the settings of Bedrock"
+        reason = (
+            "the body is in S3, not in the log"
+            if "inputBodyS3Path" in asked
+            else "no body: log text in the settings of Bedrock"
+        )
         raise WithoutPrompt(reason)
     model = line.get("modelId")
     prompt = prompt_of(_in_one_form(body) | {"model": model})

@@ -26,9 +26,7 @@ EPOCH_S: Final = 1e9
 """Times from here on have their own unit: seconds since the epoch from 2001 on, or parts of them."""
 
 _ASKED: Final = ("messages", "input", "prompt", "contents", "conversations", "text_input")
-_BATCHES: Final = (
-    *(("custom_id", "body"), ("custom_id", "params"), ("key", "request"), ("recordId", "modelInput")),
-)
+_BATCHES: Final = (*(("custom_id", "body"), ("custom_id", "params"), ("key", "request"), ("recordId", "modelInput")),)
 """Fields of a line of a batch: its name, and its body."""
 REPLIES: Final = ("response", "output", "completion", "modelOutput")
 """Names of the reply of a record; the last resort is that of a response, whose fields the record has itself."""
@@ -38,7 +36,8 @@ _COUNTS: Final = ("prompt_tokens", "completion_tokens", "input_tokens", "output_
 def has_shape(record: Record) -> bool:
     """Return whether a record is of this format, by its fields."""
     asks = any(name in record for name in _ASKED) or bool(_payload(record))
-    return bool(object_of(record.get("request"))) or (asks and any(name in record for name in (*TIMES, "delay")))
+    is_timed = any(name in record for name in (*TIMES, "delay"))
+    return (bool(object_of(record.get("request"))) and (is_timed or "key" not in record)) or (asks and is_timed)
 
 
 def read(record: Record) -> Iterator[LoggedRequest]:

@@ -134,11 +134,6 @@ def _of_mlflow(found: Record) -> Record:
     if kind not in _MODEL_SPANS or not asked:
         return found
     body = asked if isinstance(asked, dict) else {"messages": asked}
-    generations = said.get("generations") if isinstance(said, dict) else None  # of LangChain
-    if isinstance(generations, list) and generations and isinstance(generations[0], list):
-        generations = generations[0]
-    if isinstance(generations, list) and generations and isinstance(generations[0], dict):
-        said = first_of(generations[0], "message", "text")
     usage = object_of(found.get("mlflow.chat.tokenUsage"))
     return found | {
         "gen_ai.request.model": body.get("model"),
@@ -248,7 +243,9 @@ def _start(span: Record) -> object:
     names = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "start_timestamp", "timeUnixNano")
     # OTLP: 0 means that the time is unknown.
     known = {name: value for name, value in span.items() if value not in (0, "0")}
-    return first_of(known, *names, "time_unix_nano", "observedTimeUnixNano", "observed_time_unix_nano", "timestamp", "@timestamp")
+    return first_of(
+        known, *names, "time_unix_nano", "observedTimeUnixNano", "observed_time_unix_nano", "timestamp", "@timestamp"
+    )
 
 
 def _body(found: Record, events: list[Record]) -> tuple[Record, tuple[Any, ...]]:

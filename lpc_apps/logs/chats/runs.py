@@ -51,23 +51,12 @@ def _of_langsmith(run: Record) -> Iterator[Record]:
         "parent_observation_id": run.get("parent_run_id"),
         "session_id": first_of(metadata, "session_id", "thread_id", "conversation_id"),
         "input": run.get("inputs"),
-        "output": _generation(said),
+        "output": said,
         "usage": object_of(said.get("usage")) or object_of(said.get("usage_metadata")) or _counts(run, "prompt", "completion"),
         "model": first_of(settings, "model", "model_name") or metadata.get("ls_model_name"),
         "model_parameters": {"tools": settings.get("tools")},
         "error": run.get("error"),
     }
-
-
-def _generation(said: Record) -> object:
-    """Return the reply in LangChain's outputs; another output as it is."""
-    found = said.get("generations")
-    while isinstance(found, list) and found:
-        found = found[0]
-    if not isinstance(found, dict):
-        return said
-    message = object_of(found.get("message"))
-    return object_of(message.get("kwargs")) or message or found.get("text")
 
 
 def _of_weave(call: Record) -> Iterator[Record]:

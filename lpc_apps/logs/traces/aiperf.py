@@ -103,7 +103,9 @@ def read_aiperf(path: Path, sample: Sample = WHOLE) -> Trace:
         raise TraceError(f"{path} has no session that can be read: {', '.join(skipped.counts)}")
     refuse_remainder(path, len(rows) - sum(misfits.counts.values()), misfits)
     starts = (
-        (prompt.row.place, (session[0].arrival, name, at)) for name, session in read.items() for at, prompt in enumerate(session)
+        (prompt.row.place, (session[0].arrival, name, at))
+        for name, session in read.items()
+        for at, prompt in enumerate(session)
     )
     kept = {name: read[name] for _, name, _ in in_order(starts, lambda found: found[:1], skipped, path)}
     total = sum(prompt.input_tokens + prompt.row.output_tokens for session in kept.values() for prompt in session)
