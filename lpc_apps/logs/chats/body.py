@@ -209,7 +209,7 @@ def _generation(found: object) -> object:
 
 
 def _text_of_bedrock(answer: Record) -> str:
-    """Return the text of an answer of Llama, Titan or Cohere in Bedrock's APIs of single models; empty: it is another answer."""
+    """Return the text of an answer of Llama, Titan or Cohere in Bedrock's own APIs of these; empty: it is another answer."""
     results = answer.get("results")
     first = results[0] if isinstance(results, list) and results and isinstance(results[0], dict) else {}
     found = (answer.get("generation"), first.get("outputText"), answer.get("text") if "generation_id" in answer else None)

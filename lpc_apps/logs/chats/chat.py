@@ -98,7 +98,7 @@ def _payload(record: Record) -> Record:
 
 
 def batched(record: Record) -> Record:
-    """Return the body in a line of a batch of OpenAI, Anthropic, Gemini or Bedrock, which has no time; empty: it is another one."""
+    """Return the body in a line of a batch of OpenAI, Anthropic, Gemini or Bedrock, which has no time; empty: another line."""
     name = next((field for key, field in _BATCHES if key in record and field in record), "")
     return object_of(record.get(name))
 

@@ -15,6 +15,7 @@ LARGEST: Final = 1 << 16
 """Tokens of the largest block that is considered."""
 ALIKE_SHARE: Final = 0.98
 """Share of the prompts that fit a size at all, from which on partial last blocks count as alike in all of them."""
+_TENS: Final = tuple(digit * power for power in (1, 10, 100, 1_000, 10_000) for digit in (1, 2, 5))
 DOMINANT: Final = 4
 """Times by which the roundest size is rounder than another one that then does not count."""
 CLOSE: Final = 0.02
@@ -101,8 +102,7 @@ def _is_power(size: int) -> bool:
 
 def _roundness(size: int) -> int:
     """Return the largest power of two, or 1, 2 or 5 times a power of ten, that divides a size."""
-    tens = (digit * 10**power for power in range(5) for digit in (1, 2, 5))
-    return max(size & -size, *(one for one in tens if size % one == 0))
+    return max(size & -size, *(one for one in _TENS if size % one == 0))
 
 
 def _lengths(record: dict[str, Any]) -> tuple[int, int, int | None]:

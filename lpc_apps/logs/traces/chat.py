@@ -241,8 +241,8 @@ class _Reading:
     def _name(self, request: LoggedRequest) -> int:
         """Return a number that equal records of one call have, and two calls do not.
 
-        Without names of calls, records with a reply are equal if all else is. Without a reply, equal prompts of one whole second
-        may be several calls.
+        Without names of calls, records with a reply are equal if all else is. Without a reply, equal prompts of one whole
+        second may be several calls.
         """
         if request.ids:
             return hash(request.ids)
