@@ -14,6 +14,7 @@ from lpc_apps.logs.log import open_log
 from lpc_apps.logs.records import TraceError
 from lpc_apps.logs.traces.request import TWICE, Trace
 from lpc_apps.simulator.verdict import doubts_of
+from lpc_cli.simulation_tables import naming_left_out, print_reading
 
 Row = dict[str, Any]
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -105,6 +106,16 @@ def test_times_in_another_unit_than_the_formats_are_doubted(format: str, factor:
     if factor != 1:
         assert f"in the format {format}. Convert them" in trace.doubt
         assert doubts_of(trace.reading())[0].startswith("**")
+
+
+def test_a_doubt_is_printed_with_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for factor in (1.0, 1e-3):
+        reading = read(tmp_path, mooncake(factor)).reading()
+        print_reading({"format": "mooncake", "recognised": True, **reading})
+        assert ("warning: one in ten replies has over" in capsys.readouterr().err) == (factor != 1)
+        with naming_left_out(reading):
+            pass
+        assert ("One in ten replies has over" in capsys.readouterr().out) == (factor != 1)
 
 
 def session(factor: float, took: float) -> Row:

@@ -103,7 +103,7 @@ class Trace:
             "requests": len(self.requests),
             "skipped": self.skipped.reading(),
             "estimated": self.estimated,
-            "doubt": self.doubt,
+            **({"doubt": self.doubt} if self.doubt else {}),
         }
 
 
