@@ -2,14 +2,18 @@
 
 import base64
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lpc_apps.logs.chats.envelopes import opened
+from lpc_apps.logs.chats.request import LoggedRequest
+from lpc_apps.logs.formats import FORMATS
 from lpc_apps.logs.log import open_log
-from lpc_apps.logs.records import Skipped, TraceError
+from lpc_apps.logs.records import Skipped, TraceError, WrongRecord
 from lpc_apps.logs.traces.request import Trace
 
 Row = dict[str, Any]
@@ -531,3 +535,43 @@ NAMED: list[tuple[Row, str]] = [
 def test_what_has_no_prompts_is_named_with_what_to_do(row: Row, named: str, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=rf"log.jsonl is .*{named}.*(log|give|write|turn on)"):
         read(tmp_path, [row, row])
+
+
+ODD: list[object] = [None, 0, -1, True, "", "x", "{", "[]", [], {}, [[]], [{}], [None], {"a": {}}, 1e300, "9" * 400, {"text": 1}, [1]]
+
+
+def spots(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    """Return the paths of all values inside a value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(spot for key, inner in items for spot in spots(inner, (*path, key)))]
+
+
+@pytest.mark.parametrize("program", READ)
+def test_any_odd_value_in_a_record_is_counted_and_never_raised(program: str) -> None:
+    format_, rows = READ[program]
+    reader = FORMATS[format_].chats
+    assert reader is not None
+    drawn = random.Random(program)
+    paths = [path for path in spots(rows[-1]) if path]
+    for path in drawn.sample(paths, min(len(paths), 60)):
+        for odd in drawn.sample(ODD, 6):
+            record = json.loads(json.dumps(rows[-1]))
+            at_: Any = record
+            for key in path[:-1]:
+                at_ = at_[key]
+            at_[path[-1]] = odd
+            for found in FORMATS.values():
+                found.has_shape(record)
+            for request in reader.read(record):
+                assert isinstance(request, LoggedRequest | WrongRecord)
+
+
+def test_deep_envelopes_and_pages_are_opened_to_a_bound() -> None:
+    inner: Row = {"time": 1, "messages": asked(0)}
+    for _ in range(50):
+        inner = {"hits": {"hits": [{"_source": {}, **inner}]}}
+    assert opened(inner)
+    deep: Row = {}
+    for _ in range(400):
+        deep = {"data": {"trace": deep}}
+    assert isinstance(FORMATS["otel"].has_shape(deep), bool)

@@ -33,6 +33,7 @@ _DEEPEST: Final = 12
 """Levels of numbered names."""
 _SPACES: Final = frozenset({"gen_ai", "llm", "openinference", "session", "user", "error", "traceloop"})
 """First words of attributes that Phoenix exports as objects inside one another."""
+_SPANS: Final = frozenset(_LEVELS) - {"data", "batches"}
 _KEYS_OF_TAGS: Final = frozenset({"traceID", "traceId", "spanID"})
 _MODEL_SPANS: Final = frozenset({"CHAT_MODEL", "LLM"})
 """Types of MLflow's spans that are calls of a model."""
@@ -46,13 +47,14 @@ _SCALARS: Final = ("stringValue", "intValue", "doubleValue", "boolValue", "bytes
 
 def has_shape(record: Record) -> bool:
     """Return whether a record is of this format, by its fields."""
-    if any(isinstance(record.get(name), dict) and has_shape(record[name]) for name in ("trace", "data")):
-        return True  # of Tempo's API, of MLflow
+    for name in ("trace", "data"):  # of Tempo's API, of MLflow
+        if isinstance(inner := record.get(name), dict) and not _SPANS.isdisjoint(inner):
+            return True
     if "SpanAttributes" in record:  # a row of the exporter to ClickHouse
         return has_shape({"attributes": record["SpanAttributes"]})
     if isinstance(record.get("tags"), dict | list) and not _KEYS_OF_TAGS.isdisjoint(record):  # a span of Jaeger or Zipkin
         return True
-    if not (frozenset(_LEVELS) - {"data", "batches"}).isdisjoint(record):
+    if not _SPANS.isdisjoint(record):
         return True
     page = record.get("data")
     first = page[0] if isinstance(page, list) and page and isinstance(page[0], dict) else {}
@@ -131,7 +133,7 @@ def _of_mlflow(found: Record) -> Record:
     """Return the attributes of MLflow's span of a model with the names of OpenTelemetry. Its values are texts of JSON."""
     kind = decoded(found.get("mlflow.spanType"))
     asked, said = decoded(found.get("mlflow.spanInputs")), decoded(found.get("mlflow.spanOutputs"))
-    if kind not in _MODEL_SPANS or not asked:
+    if not isinstance(kind, str) or kind not in _MODEL_SPANS or not asked:
         return found
     body = asked if isinstance(asked, dict) else {"messages": asked}
     usage = object_of(found.get("mlflow.chat.tokenUsage"))
