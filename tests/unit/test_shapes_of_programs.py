@@ -537,7 +537,26 @@ def test_what_has_no_prompts_is_named_with_what_to_do(row: Row, named: str, tmp_
         read(tmp_path, [row, row])
 
 
-ODD: list[object] = [None, 0, -1, True, "", "x", "{", "[]", [], {}, [[]], [{}], [None], {"a": {}}, 1e300, "9" * 400, {"text": 1}, [1]]
+ODD: list[object] = [
+    None,
+    0,
+    -1,
+    True,
+    "",
+    "x",
+    "{",
+    "[]",
+    [],
+    {},
+    [[]],
+    [{}],
+    [None],
+    {"a": {}},
+    1e300,
+    "9" * 400,
+    {"text": 1},
+    [1],
+]
 
 
 def spots(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
