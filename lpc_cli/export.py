@@ -13,7 +13,7 @@ from lpc.errors import UsageError
 from lpc.files import replaceable, writing_output
 from lpc_apps.logs.traces.anonymous import Form
 from lpc_cli.options import Encoder, Head, JsonOutput, LogFormat, Models, Output, Precision, Rate, Recipe
-from lpc_cli.outcome import report
+from lpc_cli.outcome import note, report
 
 TRACE = "A log as an anonymous trace"
 """Heading of --help."""
@@ -99,6 +99,8 @@ def _trace(log: Sequence[Path], log_format: str | None, rate: float | None, to: 
         for record in anonymous(trace, form):
             file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
     figures = {"file": str(to), "format": form, "requests": len(trace.requests), "block_size": trace.block_tokens}
+    if trace.doubt:
+        note(f"warning: {trace.doubt}")
     skipped = sum(trace.skipped.counts.values())
     console().print(
         f"{to}: {len(trace.requests):,} requests, blocks of {trace.block_tokens} tokens, format {form}; {skipped:,} skipped",

@@ -16,6 +16,7 @@ from lpc_apps.simulator.fleet.run import Fleet
 from lpc_apps.simulator.fleet.verdict import STOCK, engine_of, fleet_verdict, of_fleets, router_of
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.run import SimulationRun, sweep
+from lpc_apps.simulator.verdict import doubts_of
 from lpc_cli.simulate_options import SimulateOptions
 from lpc_cli.simulation import built_in_moments
 from lpc_cli.simulation_lists import names_of, parts_of, sessions_of, workloads_of
@@ -90,6 +91,8 @@ def simulate_fleets(options: SimulateOptions, log: Log | None) -> dict[str, Any]
     rows = [answers.rows[run] for run in runs if run in answers.rows]
     summary = of_fleets(rows)
     said: dict[str, str] = {}
+    for doubt in doubts_of(answers.log):
+        print_paragraph(doubt)
     for place in dict.fromkeys((row["workload"], row["capacity_tokens"]) for row in summary):
         text = fleet_verdict([row for row in summary if (row["workload"], row["capacity_tokens"]) == place])
         print_paragraph(text)

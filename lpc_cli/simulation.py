@@ -28,7 +28,7 @@ from lpc_apps.simulator.kv_memory import Mark
 from lpc_apps.simulator.picture import draw_hit_rates, write_png
 from lpc_apps.simulator.run import SimulationRun, WorkloadSpec, build, run_one, sweep
 from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, derived, nearest, pairs, sentence
-from lpc_apps.simulator.verdict import left_out_of, verdict
+from lpc_apps.simulator.verdict import doubts_of, left_out_of, verdict
 from lpc_cli.simulate_options import SimulateOptions
 from lpc_cli.simulation_lists import names_of, parts_of, sessions_of, workloads_of
 from lpc_cli.simulation_page import write_page
@@ -108,7 +108,7 @@ def simulate_engine(options: SimulateOptions, log: Log | None) -> dict[str, Any]
     pages: list[dict[str, Any]] = []
     for workload in dict.fromkeys(row["workload"] for row in summary):
         of_workload = [row for row in summary if row["workload"] == workload]
-        page: dict[str, Any] = {"rows": of_workload, "at": [], "said": [], "marks": marks}
+        page: dict[str, Any] = {"rows": of_workload, "at": [], "said": doubts_of(answers.log), "marks": marks}
         choices = pairs(of_workload) or pairs(of_workload, BASELINE)
         if options.closed:
             print_closed_loop(of_workload)

@@ -13,7 +13,7 @@ from lpc.wire.terminal import console, shown
 from lpc_apps.simulator.amounts import about, percent, seconds, tokens
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.summary import OURS, Rows
-from lpc_apps.simulator.verdict import FIT, TIMES, left_out_of
+from lpc_apps.simulator.verdict import FIT, TIMES, doubts_of, left_out_of
 
 NAME: Final = 28
 CELL: Final = 9
@@ -122,12 +122,19 @@ def print_reading(log: dict[str, Any]) -> None:
     if log["estimated"]:
         named = ", ".join(f"{kind} ({number:,})" for kind, number in log["estimated"].items())
         lines.append(f"  tokens estimated or left out: {named}")
+    if log.get("doubt"):
+        lines.append(f"  warning: {log['doubt']}")
     typer.echo("\n".join(map(shown, lines)), err=True)
 
 
 @contextmanager
 def naming_left_out(log: dict[str, Any]) -> Iterator[None]:
-    """Print, before or after what is printed inside, the requests of a log that no figure counts, if they are many."""
+    """Print, before or after what is printed inside, the requests of a log that no figure counts, if they are many.
+
+    In front of all: a doubt about its times.
+    """
+    for doubt in doubts_of(log):
+        print_paragraph(doubt)
     left_out = left_out_of(log)
     before, after = ("", "") if left_out is None else left_out.around()
     if before:

@@ -1,12 +1,12 @@
 """The formats of logs, one entry each. To add one, write its file and its entry in FORMATS."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Literal
 
 from lpc.errors import UsageError
-from lpc_apps.logs.chats import Reader, chat, langfuse, litellm, nginx, otel, vllm, wildchat
+from lpc_apps.logs.chats import Reader, bedrock, chat, har, langfuse, litellm, nginx, otel, runs, vertex, vllm, wildchat
 from lpc_apps.logs.datasets import conversations
 from lpc_apps.logs.records import Record, WrongRecord
 from lpc_apps.logs.traces import qwen
@@ -16,6 +16,7 @@ from lpc_apps.logs.traces.chat import read_chat
 from lpc_apps.logs.traces.mooncake import read_mooncake
 from lpc_apps.logs.traces.request import Trace, check_ids, has_ids
 from lpc_apps.logs.traces.sample import WHOLE, Sample
+from lpc_apps.logs.traces.units import doubt_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Format:
         chats: reader of requests with their text.
         trace: reader of a trace without text, or of a sample of it.
         sessions: reader of sessions without a common clock; its arguments are as in `open_trace`.
+        unit: the unit of its times, in words.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Format:
     chats: Reader | None = None
     trace: Callable[[Path, Sample], Trace] | None = None
     sessions: Callable[[Path, int, int], Trace] | None = None
+    unit: str = "numbers below 100,000,000,000 are seconds"
 
     def keeps(self, record: Record) -> bool:
         """Return whether the reader keeps a record of this shape."""
@@ -68,6 +71,7 @@ _LIST: Final = (
         "a tar",
         is_file=is_archive,
         sessions=lambda path, active, seed: read_agent_sessions(path, active=active, seed=seed),
+        unit="`t` and `api_time` are seconds",
     ),
     Format(
         "qwen",
@@ -78,6 +82,7 @@ _LIST: Final = (
         qwen.has_shape,
         check=check_ids,
         trace=qwen.read_qwen,
+        unit="`timestamp` and `served` are seconds",
     ),
     Format(
         "aiperf",
@@ -86,6 +91,7 @@ _LIST: Final = (
         "`input_length` with `session_id` or `delay`",
         is_aiperf,
         trace=read_aiperf,
+        unit="`timestamp` and `delay` are milliseconds",
     ),
     Format(
         "mooncake",
@@ -95,6 +101,7 @@ _LIST: Final = (
         has_ids,
         check=check_ids,
         trace=read_mooncake,
+        unit="`timestamp` is milliseconds",
     ),
     Format(
         "vllm",
@@ -103,6 +110,38 @@ _LIST: Final = (
         "a line `Request ... JSON body: {...}`",
         vllm.has_shape,
         chats=Reader(vllm.read, vllm.repair, vllm.has_body),
+    ),
+    Format(
+        "bedrock",
+        "JSON",
+        "a line of AWS Bedrock's model invocation log",
+        "`schemaType` ModelInvocationLog",
+        bedrock.has_shape,
+        chats=Reader(bedrock.read),
+    ),
+    Format(
+        "vertex",
+        "JSON",
+        "a row of Vertex AI's request-response log, or a result of its batch predictions",
+        "`logging_time` with `full_request` or `request_payload`; `processed_time` with `request`",
+        vertex.has_shape,
+        chats=Reader(vertex.read),
+    ),
+    Format(
+        "har",
+        "JSON of a browser or a proxy",
+        "all calls, of which chats count",
+        "`log` with `entries`; or one entry with `startedDateTime`",
+        har.has_shape,
+        chats=Reader(har.read),
+    ),
+    Format(
+        "runs",
+        "JSON",
+        "a call in an export of LangSmith, Weave, PostHog, Datadog, Kong or Azure API Management",
+        "`run_type`; `op_name`; an `event` of `$ai_`; spans with `span_kind` or `meta`; `ai`; `RequestMessages`",
+        runs.has_shape,
+        chats=Reader(runs.read),
     ),
     Format(
         "otel",
@@ -200,10 +239,15 @@ def open_trace(
     if format not in with_times:
         raise UsageError(f"unknown trace format {format!r:.40}: use one of {', '.join(with_times)}")
     known = FORMATS[format]
+    trace = _read(path, known, active, seed, sample, texts=texts)
+    return replace(trace, doubt=doubt_of(trace, f"{known.unit} in the format {known.name}"))
+
+
+def _read(path: Path, known: Format, active: int, seed: int, sample: Sample, *, texts: bool) -> Trace:
     if known.chats is not None:
         return read_chat(path, known.chats, sample, texts=texts)
     if texts:
-        raise UsageError(f"a log of the format {format} has no text of messages: give one of {', '.join(WITH_TEXT)}")
+        raise UsageError(f"a log of the format {known.name} has no text of messages: give one of {', '.join(WITH_TEXT)}")
     if known.trace is not None:
         return known.trace(path, sample)
     assert known.sessions is not None

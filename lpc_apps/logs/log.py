@@ -18,7 +18,7 @@ from lpc_apps.logs.chats import read_chats
 from lpc_apps.logs.chats.request import LoggedRequest
 from lpc_apps.logs.files import files_of, linked
 from lpc_apps.logs.formats import CONVERSATIONS, FORMATS, WITH_TEXT, open_trace
-from lpc_apps.logs.recognition import recognise
+from lpc_apps.logs.recognition import is_batch, recognise
 from lpc_apps.logs.records import Skipped, TraceError
 from lpc_apps.logs.traces import Trace
 from lpc_apps.logs.traces.agents import ACTIVE_SESSIONS
@@ -96,7 +96,7 @@ def open_log(
         raise UsageError(f"unknown log format {format!r:.40}: use one of {', '.join(FORMATS)}")
     with TemporaryDirectory(prefix="lpc-") as folder:
         files = files_of(sources, Path(folder))
-        known = format or recognise(files)
+        known = format or ("chat" if rate is not None and all(map(is_batch, files)) else recognise(files))
         if rate is not None:
             files = with_pace(files, Path(folder), rate)
             sources, known = files, "chat"

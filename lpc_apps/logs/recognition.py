@@ -11,6 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from lpc_apps.logs.chats.chat import batched
+from lpc_apps.logs.chats.envelopes import opened
 from lpc_apps.logs.formats import FORMATS, Format
 from lpc_apps.logs.records import DAMAGED, DatasetError, Record, TraceError, json_lines, unpacked
 
@@ -34,11 +36,8 @@ def recognise(files: Sequence[Path]) -> str:
             found.setdefault(known, file)
     if not found:
         name = files[0].name if len(files) == 1 else f"{len(files)} files"
-        if (result := next(filter(None, map(_result_of, files)), None)) is not None:
-            raise TraceError(
-                f"{name} is {result}: it has figures of requests, but no prompts. Give the log or the trace that was sent, "
-                "or log the requests in the engine or its gateway as on the page log formats"
-            )
+        if (other := next(filter(None, map(_other_of, files)), None)) is not None:
+            raise TraceError(f"{name} is {other}")
         if all(next(json_lines(file), None) is None for file in files):
             raise TraceError(f"{name} is empty: it has no requests")
         raise TraceError(
@@ -84,7 +83,7 @@ def _repair(line: bytes) -> bytes:
     return line if repair is None else repair(line)
 
 
-RESULTS: Final = (
+_RESULTS: Final = (
     ("a result of GuideLLM", {"benchmarks", "metadata"}),
     ("a result of vLLM's benchmark", {"tokenizer_id", "num_prompts"}),
     ("a result of vLLM's benchmark", {"request_throughput", "mean_ttft_ms", "num_prompts"}),
@@ -94,18 +93,67 @@ RESULTS: Final = (
     ("AIPerf's profile_export.jsonl", {"metadata", "metrics"}),
     ("a result of AIPerf", {"aiperf_version"}),
     ("a result of AIPerf", {"request_throughput", "time_to_first_token"}),
+    ("an answer of Prometheus", {"status", "data"}),
 )
-"""Results of load generators, by the fields of their records."""
+"""Figures without prompts, by the fields of their records."""
+_BATCH: Final = "without times: give --rate with requests per second to take their order at that pace"
+_GATEWAY: Final = "log the requests in the engine or its gateway as on the page log formats"
+OTHERS: Final = (
+    *(
+        (fields, f"{name}: it has figures of requests, but no prompts. Give the log or the trace that was sent, or {_GATEWAY}")
+        for name, fields in _RESULTS
+    ),
+    ({"custom_id", "body"}, f"a batch of OpenAI's API {_BATCH}"),
+    ({"custom_id", "params"}, f"a batch of Anthropic's API {_BATCH}"),
+    ({"recordId", "modelInput"}, f"a batch of AWS Bedrock {_BATCH}"),
+    ({"key", "request"}, f"a batch of Gemini's API {_BATCH}"),
+    (
+        {"custom_id", "response"},
+        "the result of a batch of OpenAI's API, without its prompts: give the batch itself, with --rate",
+    ),
+    (
+        {"custom_id", "result"},
+        "the result of a batch of Anthropic's API, without its prompts: give the batch itself, with --rate",
+    ),
+    ({"key", "response"}, "the result of a batch of Gemini's API, without its prompts: give the batch itself, with --rate"),
+    ({"Records"}, "a log of AWS CloudTrail, which has no prompts: turn on Bedrock's model invocation logging"),
+    ({"eventVersion", "eventSource", "eventName"}, "a log of AWS CloudTrail: turn on Bedrock's model invocation logging"),
+    (
+        {"resourceId", "operationName", "category"},
+        "a diagnostic log of Azure, which has no prompts: log messages in API Management (ApiManagementGatewayLlmLog), or in "
+        "your gateway",
+    ),
+    (
+        {"sessionId", "uuid", "message", "timestamp"},
+        "a session of Claude Code, which has messages and not requests: log the requests in a gateway, or give --format "
+        "agents and sessions of kv-cache-tester",
+    ),
+    ({"timestamp", "type", "payload"}, f"a session of Codex, which has messages and not requests: {_GATEWAY}"),
+    ({"chat", "user_id", "updated_at"}, "an export of Open WebUI, which has conversations: write one per line with `messages`"),
+    ({"query", "answer", "conversation_id"}, f"an export of Dify, which has questions and not prompts: {_GATEWAY}"),
+    ({"event_id", "data"}, f"a stream of KV cache events, which have hashes and no requests: {_GATEWAY}"),
+)
+"""Files of other programs that cannot be read, by the fields of their records, with what to do."""
 
 
-def _result_of(path: Path) -> str | None:
-    """Return what a file is whose first object is of a load generator's result."""
+def _other_of(path: Path) -> str | None:
+    """Return what a file is whose first object is of another program, and what to do."""
+    first = _first(path)
+    return next((said for fields, said in OTHERS if fields <= first.keys()), None)
+
+
+def is_batch(path: Path) -> bool:
+    """Return whether a file is a batch: requests that have no times, and are sent together."""
+    return bool(batched(_first(path)))
+
+
+def _first(path: Path) -> Record:
     with suppress(OSError, DatasetError):
-        first = next((record for _, record in islice(json_lines(path), ENOUGH) if isinstance(record, dict)), {})
-        return next((name for name, fields in RESULTS if fields <= first.keys()), None)
-    return None
+        return next((record for _, record in islice(json_lines(path), ENOUGH) if isinstance(record, dict)), {})
+    return {}
 
 
 def format_of(record: Record) -> Format | None:
     """Return the first format whose shape a record has; None: of no known format."""
-    return next((known for known in FORMATS.values() if known.has_shape(record)), None)
+    first = opened(record)[0]
+    return next((known for known in FORMATS.values() if known.has_shape(first)), None)

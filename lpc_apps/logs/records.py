@@ -155,6 +155,7 @@ def read_records(
     parse: Callable[[Record], Iterable[T | WrongRecord]],
     skipped: Skipped,
     repair: Callable[[bytes], bytes] | None = None,
+    records: Callable[[_Count], Iterator[tuple[str, Record | WrongRecord]]] | None = None,
 ) -> Iterator[tuple[str, T]]:
     """Yield the location and contents of what ``parse`` yields for the objects of a log, in file order.
 
@@ -163,6 +164,7 @@ def read_records(
         parse: yields what an object contains, and WrongRecord for each wrong part; raises WrongRecord for an invalid object.
         skipped: counts wrong records, with the location ``file:line`` of the first ones per reason.
         repair: makes JSON of a line that is not.
+        records: returns the records in place of `json_lines`.
 
     Raises:
         TraceError: the file cannot be read, is empty, has no valid record, more than SKIP_SHARE and SKIP_ALWAYS are damaged,
@@ -171,7 +173,7 @@ def read_records(
     read = good = damaged = others = 0
     reasons, misfits = Skipped(), Skipped()
     try:
-        for place, record in _reported(path, log_files(path), lambda count: json_lines(path, repair, count)):
+        for place, record in _reported(path, log_files(path), records or (lambda count: json_lines(path, repair, count))):
             read += 1
             try:
                 for found in [record] if isinstance(record, WrongRecord) else parse(record):

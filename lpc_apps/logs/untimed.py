@@ -28,6 +28,10 @@ REQUEST: Final = frozenset({"response", "request", "usage", "max_tokens", "max_c
 """Fields of a request or of its answer, next to messages."""
 
 
+_REPLIED: Final = frozenset({*REPLIES, "request", "usage", "choices"})
+_ASKING: Final = frozenset({"user", "system", "tool"})
+
+
 def untimed_requests(files: Sequence[Path], *, by_fields: bool = True) -> str | None:
     """Return how records without times show that they are requests and not whole conversations; None: they do not.
 
@@ -63,6 +67,8 @@ def whole_conversations(files: Sequence[Path]) -> str | None:
 
     Such a record has several turns, ends with a reply, and continues no other record.
     """
+    if not any(_may_end_with_reply(record) for file in files for _, record in islice(_records(file), LOOKED_AT)):
+        return None
     known: set[int] = set()
     several: list[tuple[str, tuple[LoggedMessage, ...]]] = []
     for file in files:
@@ -73,7 +79,7 @@ def whole_conversations(files: Sequence[Path]) -> str | None:
                 if (
                     messages[-1].role == "assistant"
                     and sum(message.is_user_turn for message in messages) > 1
-                    and {*REPLIES, "request", "usage", "choices"}.isdisjoint(record)
+                    and _REPLIED.isdisjoint(record)
                 ):
                     several.append((f"{file.name}:{place.rpartition(':')[2]}", messages))
     alone = [
@@ -82,6 +88,13 @@ def whole_conversations(files: Sequence[Path]) -> str | None:
     if 2 * len(alone) <= len(several):
         return None
     return f"{len(alone)} of {len(several)} with several turns end with a reply and continue no other: first {alone[0]}"
+
+
+def _may_end_with_reply(record: Record) -> bool:
+    """Return whether a record has no reply apart, and its last message may be one: it is not plainly of another role."""
+    messages = _messages(record)
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return _REPLIED.isdisjoint(record) and not (isinstance(last, dict) and last.get("role") in _ASKING)
 
 
 def _messages(record: Record) -> object:

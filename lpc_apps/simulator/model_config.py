@@ -21,7 +21,7 @@ PARALLEL: Final = "attention and mamba"
 """Type of the layers of Falcon-H1, which have both next to each other."""
 WITH_STATE: Final = (
     *("mamba_", "ssm_", "rwkv", "lru_width", "conv_L_cache", "attn_layer_", "full_attn_idxs"),
-    *("full_attention_interval", "linear_num_", "linear_conv_"),
+    *("full_attention_interval", "linear_num_", "linear_conv_", "layer_group_size"),
 )
 """Beginnings of the keys of models of which some layers are recurrent."""
 UNKNOWN: Final = (
@@ -115,7 +115,7 @@ def _language_model(config: dict[str, Any]) -> dict[str, Any]:
     if nested is not None:
         outer = config.get("quantization_config")
         return _language_model(nested if outer is None else {"quantization_config": outer} | nested)
-    given = {key: value for key, value in config.items() if value is not None}
+    given = {key: value for key, value in config.items() if value is not None or key in WINDOWED.values()}
     kind = given.get("model_type")
     if not isinstance(kind, str):
         return given

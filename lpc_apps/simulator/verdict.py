@@ -94,6 +94,12 @@ def left_out_of(log: Mapping[str, Any] | None) -> LeftOut | None:
     return LeftOut(records, records + kept, reason)
 
 
+def doubts_of(log: Mapping[str, Any] | None) -> list[str]:
+    """Return the doubt about the times of a log (`Workload.reading`) as a paragraph; empty: there is none."""
+    doubt = "" if log is None else log.get("doubt", "")
+    return [f"**{doubt[0].upper()}{doubt[1:]}.**"] if doubt else []
+
+
 def _assumed(lru: dict[str, Any]) -> str:
     """Return that the size was assumed, and how to give one."""
     size = lru["capacity_tokens"]

@@ -1,12 +1,17 @@
 """Records of calls that no engine computed, and calls that were logged twice, are skipped and counted."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lpc_apps.logs.chats import PROBED, Reader, read_chats
+from lpc_apps.logs.chats import chat as format_chat
+from lpc_apps.logs.chats.request import LoggedRequest
 from lpc_apps.logs.log import open_log
+from lpc_apps.logs.records import Skipped
 from lpc_apps.logs.traces.request import Trace
 
 Row = dict[str, Any]
@@ -268,6 +273,40 @@ def test_a_call_logged_at_its_start_and_at_its_end_has_the_reply_and_the_time_of
     assert (len(trace.requests), trace.skipped.counts) == (5, {"logged twice": 5})
     assert [request.arrival for request in trace.requests] == [0, 10, 20, 30, 40]
     assert all(request.with_reply for request in trace.requests)
+
+
+@pytest.mark.parametrize("replied", [True, False])
+@pytest.mark.parametrize("named", [True, False])
+def test_each_record_of_a_log_is_read_once(tmp_path: Path, replied: bool, named: bool) -> None:
+    rows: list[Row] = [
+        {"time": at, "messages": [{"role": "user", "content": f"question {at}"}]}
+        | ({"response": "a store"} if replied else {})
+        | ({"id": f"n{at}"} if named else {})
+        for at in range(3 * PROBED)
+    ]
+    seen: list[object] = []
+
+    def counting(record: Row) -> Iterator[LoggedRequest]:
+        seen.append(record["time"])
+        yield from format_chat.read(record)
+
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = [request.time for _, request in read_chats(path, Reader(counting), Skipped())]
+    assert found == seen == [row["time"] for row in rows]
+
+
+def test_prompts_too_long_to_be_held_are_read_again_with_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[Row] = []
+    for at in range(9):
+        start = {"time": 10 * at, "request_id": f"n{at}", "messages": ASKED}
+        rows += [start, {**start, "time": 10 * at + 4, "response": "a store"}, {"time": 10 * at + 5, "messages": ASKED}]
+    expected = read(tmp_path, *rows)
+    monkeypatch.setattr("lpc_apps.logs.chats.MOST_HELD", 10)
+    found = read(tmp_path, *rows)
+    assert (found.requests, found.skipped.counts) == (expected.requests, {"logged twice": 9})
 
 
 def test_a_whole_trace_next_to_its_observations_is_not_another_call(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from lpc_apps.logs.formats import open_trace
 from lpc_apps.logs.log import open_log
 from lpc_apps.logs.records import Skipped
 from lpc_apps.logs.traces import Trace, TraceError
+from lpc_apps.logs.traces.request import TWICE
 
 Json = dict[str, Any]
 Read = Callable[..., Trace]
@@ -648,7 +649,7 @@ def test_a_file_that_is_cut_off_gives_what_it_has(data: bytes, tmp_path: Path) -
     (tmp_path / "log").write_bytes(data)
     trace = open_trace(tmp_path / "log", "chat")
     assert len(trace.requests) >= 2
-    assert sum(trace.skipped.counts.values()) == 1
+    assert sum(count for reason, count in trace.skipped.counts.items() if reason != TWICE) == 1
 
 
 @pytest.mark.parametrize("first", ["[", "[1]", "[1, 2", "{", "[{", '["x', "]", "[{}]", '[{"a": 1},', "\0", b"\xff\xfe\0"])

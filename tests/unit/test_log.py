@@ -69,6 +69,30 @@ RECORDS: dict[str, tuple[str, Callable[[int], Json | str | bytes]]] = {
         },
     ),
     "responses": ("chat", lambda turn: {"created_at": 1.7e9 + turn, "instructions": "Be brief.", "input": "hi"}),
+    "bedrock": (
+        "bedrock",
+        lambda turn: {
+            "schemaType": "ModelInvocationLog",
+            "timestamp": "2026-01-01T00:00:00Z",
+            "requestId": f"{turn}",
+            "input": {"inputBodyJson": {"messages": [user("hi")]}},
+        },
+    ),
+    "vertex": (
+        "vertex",
+        lambda turn: {"logging_time": turn, "full_request": {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}},
+    ),
+    "har": (
+        "har",
+        lambda _: {
+            "startedDateTime": "2026-01-01T00:00:00Z",
+            "request": {"url": "/v1/chat/completions", "postData": {"text": json.dumps({"messages": [user("hi")]})}},
+        },
+    ),
+    "runs": (
+        "runs",
+        lambda turn: {"id": f"{turn}", "run_type": "llm", "start_time": turn, "inputs": {"messages": [user("hi")]}},
+    ),
     "langfuse span": ("langfuse", lambda turn: {"type": "SPAN", "startTime": "2024-01-01T00:00:00Z", "input": None}),
     "otel agent span": ("otel", lambda turn: collector(span(turn, {"gen_ai.operation.name": "invoke_agent"}))),
 }

@@ -124,7 +124,7 @@ def test_a_session_of_codex_is_not_read_as_requests(tmp_path: Path) -> None:
         rows.append({"timestamp": time, "type": "response_item", "payload": said})
         call = {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin Patch"}
         rows.append({"timestamp": time, "type": "response_item", "payload": call})
-    with pytest.raises(TraceError, match="is not recognised"):
+    with pytest.raises(TraceError, match="is a session of Codex, which has messages and not requests"):
         read(tmp_path, *rows)
 
 

@@ -4,17 +4,20 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from lpc_apps.logs.chats.envelopes import opened
 from lpc_apps.logs.chats.request import LoggedRequest
-from lpc_apps.logs.records import Between, OtherRecord, Record, Skipped, TraceError, WrongRecord, read_records
+from lpc_apps.logs.records import Between, OtherRecord, Record, Skipped, TraceError, WrongRecord, json_lines, read_records
 
 PROBED: Final = 1_000
 """Requests that show whether a log has calls at their start and again at their end."""
+MOST_HELD: Final = 1 << 25
+"""Characters of prompts that are held until that is known."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +25,22 @@ class Reader:
     """Reads one format.
 
     Attributes:
-        read: yields the requests of a record, and WrongRecord for what is wrong in it; raises WrongRecord.
+        read_one: yields the requests of a record, and WrongRecord for what is wrong in it; raises WrongRecord.
         repair: makes JSON of a line that is not; None: such a line is wrong.
         repairs: whether a line, of a log whose format is not known yet, is for ``repair``.
     """
 
-    read: Callable[[Record], Iterable[LoggedRequest | WrongRecord]]
+    read_one: Callable[[Record], Iterable[LoggedRequest | WrongRecord]]
     repair: Callable[[bytes], bytes] | None = None
     repairs: Callable[[bytes], bool] = bool
+
+    def read(self, record: Record) -> Iterator[LoggedRequest | WrongRecord]:
+        """Yield the requests of a record, or of those inside of it; a wrong one as WrongRecord."""
+        for one in opened(record):
+            try:
+                yield from self.read_one(one)
+            except WrongRecord as wrong:
+                yield wrong
 
 
 def read_chats(
@@ -48,10 +59,20 @@ def read_chats(
         TraceError: see `lpc_apps.logs.records.read_records`.
     """
     calls = _Calls(lambda: _several(path, reader))
-    completed = _completed(path, reader)
+    completed: Mapping[int, float] = {}
+
+    def records(count: Callable[[float], object]) -> Iterator[tuple[str, Record | WrongRecord]]:
+        nonlocal completed
+        following = json_lines(path, reader.repair, count)
+        ahead = _Ahead(reader)
+        yield from ahead.take(following)
+        if ahead.may_be_completed:
+            completed = _completed(path, reader)
+        yield from ahead.held
+        yield from following
 
     def parse(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
-        for found in reader.read(record):
+        for found in record.found if isinstance(record, _Read) else reader.read(record):
             request = found
             try:
                 if completed and not isinstance(request, WrongRecord):
@@ -66,7 +87,66 @@ def read_chats(
             except WrongRecord as wrong:
                 yield wrong
 
-    return read_records(path, parse, skipped, reader.repair)
+    return read_records(path, parse, skipped, reader.repair, records)
+
+
+class _Read(Record):
+    """A record that is read."""
+
+    def __init__(self, found: Sequence[LoggedRequest | WrongRecord]) -> None:
+        super().__init__()
+        self.found = found
+
+
+class _Ahead:
+    """Reads the first PROBED requests of a log once, which show whether it has calls at their start and again at their end.
+
+    Attributes:
+        held: records that wait for this, from the first call without a reply on.
+        may_be_completed: whether the log has such calls, or it is not known, because the text of ``held`` is too long.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._open: set[int] = set()
+        self._left = PROBED
+        self._chars = 0
+        self.held: list[tuple[str, Record | WrongRecord]] = []
+        self.may_be_completed = False
+
+    def take(self, records: Iterator[tuple[str, Record | WrongRecord]]) -> Iterator[tuple[str, Record | WrongRecord]]:
+        """Yield records as long as none needs to wait; then hold them until it is known."""
+        for place, record in records:
+            taken = record if isinstance(record, WrongRecord) else self._read(record)
+            if self._open:
+                self.held.append((place, taken))
+            else:
+                yield place, taken
+            if self.may_be_completed or not self._left:
+                return
+
+    def _read(self, record: Record) -> _Read:
+        found: list[LoggedRequest | WrongRecord] = []
+        try:
+            found.extend(self._reader.read(record))
+        except WrongRecord as wrong:
+            found.append(wrong)
+        except RecursionError:
+            found.append(WrongRecord("nested too deeply"))
+        for request in found:
+            if self._left and not isinstance(request, WrongRecord):
+                self._left -= 1
+                self._look_at(request)
+        return _Read(found)
+
+    def _look_at(self, request: LoggedRequest) -> None:
+        if request.reply:
+            self.may_be_completed = self.may_be_completed or not self._open.isdisjoint(_names(request) if self._open else ())
+        else:
+            self._open.update(_names(request))
+        if self._open:
+            self._chars += sum(len(part.text) for message in request.messages for part in message.parts)
+            self.may_be_completed = self.may_be_completed or self._chars > MOST_HELD
 
 
 def _names(request: LoggedRequest) -> list[int]:

@@ -188,7 +188,29 @@ def _replies(value: object) -> Iterator[LoggedMessage]:
             yield from _replies(output)
         elif isinstance(candidates := value.get("candidates"), list):  # Gemini's
             yield from _replies(candidates[0].get("content") if candidates and isinstance(candidates[0], dict) else None)
+        elif isinstance(value.get("generations"), list):
+            yield from _replies(_generation(value["generations"]))
         elif isinstance(message := (output if isinstance(output, dict) else value).get("message"), dict):
             yield from _replies(message)  # of Bedrock or Ollama
+        elif text := _text_of_bedrock(value):
+            yield text_message("assistant", text)
         elif any(name in value for name in ("content", "parts", "tool_calls", "function_call", "reasoning_content")):
             yield from messages_of([{"role": "assistant", **{k: v for k, v in value.items() if k not in ("role", "type")}}])
+
+
+def _generation(found: object) -> object:
+    """Return the first reply in LangChain's lists of generations: a message, also a serialised one, or text."""
+    while isinstance(found, list) and found:
+        found = found[0]
+    generation = found if isinstance(found, dict) else {}
+    message = generation.get("message")
+    inner = message.get("kwargs") if isinstance(message, dict) else None
+    return inner or message or generation.get("text")
+
+
+def _text_of_bedrock(answer: Record) -> str:
+    """Return the text of an answer of Llama, Titan or Cohere in Bedrock's own APIs of these; empty: it is another answer."""
+    results = answer.get("results")
+    first = results[0] if isinstance(results, list) and results and isinstance(results[0], dict) else {}
+    found = (answer.get("generation"), first.get("outputText"), answer.get("text") if "generation_id" in answer else None)
+    return next((text for text in found if isinstance(text, str)), "")

@@ -26,7 +26,9 @@ EPOCH_S: Final = 1e9
 """Times from here on have their own unit: seconds since the epoch from 2001 on, or parts of them."""
 
 _ASKED: Final = ("messages", "input", "prompt", "contents", "conversations", "text_input")
-REPLIES: Final = ("response", "output", "completion")
+_BATCHES: Final = (*(("custom_id", "body"), ("custom_id", "params"), ("key", "request"), ("recordId", "modelInput")),)
+"""Fields of a line of a batch: its name, and its body."""
+REPLIES: Final = ("response", "output", "completion", "modelOutput")
 """Names of the reply of a record; the last resort is that of a response, whose fields the record has itself."""
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
 
@@ -34,13 +36,14 @@ _COUNTS: Final = ("prompt_tokens", "completion_tokens", "input_tokens", "output_
 def has_shape(record: Record) -> bool:
     """Return whether a record is of this format, by its fields."""
     asks = any(name in record for name in _ASKED) or bool(_payload(record))
-    return bool(object_of(record.get("request"))) or (asks and any(name in record for name in (*TIMES, "delay")))
+    is_timed = any(name in record for name in (*TIMES, "delay"))
+    return (bool(object_of(record.get("request"))) and (is_timed or "key" not in record)) or (asks and is_timed)
 
 
 def read(record: Record) -> Iterator[LoggedRequest]:
     """Yield the request of a record. Raises WrongRecord."""
     refuse_other_kind(record)
-    inside = _body(record.get("request")) or _payload(record)
+    inside = _body(record.get("request")) or _payload(record) or batched(record)
     body = record | inside
     if "text_input" in body:
         body["prompt"] = body["text_input"]
@@ -64,7 +67,7 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         raise WrongRecord("response is neither text nor a message")
     usage = record.get("usage")
     if usage is None:
-        usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else _counts(record)
+        usage = next((u for name in ("usage", "usageMetadata") if isinstance(u := answer.get(name), dict)), _counts(record))
     if not isinstance(usage, dict):
         raise WrongRecord("usage is not an object")
     input_tokens, output_tokens = tokens_of(usage)
@@ -92,6 +95,12 @@ def _payload(record: Record) -> Record:
     """Return the body of AIPerf's row; empty: none. Other programs, such as Codex, have a part of a session in this field."""
     found = object_of(record.get("payload"))
     return found if "type" not in found and any(name in found for name in _ASKED) else {}
+
+
+def batched(record: Record) -> Record:
+    """Return the body in a line of a batch of OpenAI, Anthropic, Gemini or Bedrock, which has no time; empty: another line."""
+    name = next((field for key, field in _BATCHES if key in record and field in record), "")
+    return object_of(record.get(name))
 
 
 def _said(record: Record) -> object:

@@ -44,7 +44,7 @@ def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
     record = snake(record)
     inside = record.get("data") if isinstance(record.get("data"), list) else record.get("observations")
     if not isinstance(inside, list):
-        yield _request(record)
+        yield request(record)
         return
     shared = {name: record.get(name) for name in ("user_id", "session_id")}
     for item in inside:
@@ -53,7 +53,7 @@ def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
                 if isinstance(item.get("observations"), list):
                     yield from read(item)
                 else:
-                    yield _request({k: v for k, v in shared.items() if v is not None} | snake(item))
+                    yield request({k: v for k, v in shared.items() if v is not None} | snake(item))
             except WrongRecord as wrong:
                 yield wrong
         else:
@@ -62,7 +62,8 @@ def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
         raise OtherRecord("not an observation")
 
 
-def _request(row: Record) -> LoggedRequest:
+def request(row: Record) -> LoggedRequest:
+    """Return the request of an observation, with names in snake case. Raises WrongRecord."""
     kind = row.get("type")
     if isinstance(kind, str) and kind.upper() not in ("GENERATION", "LLM"):  # LLM: of Opik
         known = next(

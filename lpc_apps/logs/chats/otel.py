@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lpc_apps.logs.chats.body import prompt_of, refuse_operation, reply_of
-from lpc_apps.logs.chats.fields import count_of, decoded, first_of, moment, name_of, snake, tokens_of
+from lpc_apps.logs.chats.fields import count_of, decoded, first_of, moment, name_of, object_of, snake, tokens_of
 from lpc_apps.logs.chats.outcome import CACHED, STATUS, refuse_uncomputed
 from lpc_apps.logs.chats.request import LoggedRequest
 from lpc_apps.logs.records import Between, OtherRecord, Record, WithoutPrompt, WrongRecord
@@ -33,6 +33,10 @@ _DEEPEST: Final = 12
 """Levels of numbered names."""
 _SPACES: Final = frozenset({"gen_ai", "llm", "openinference", "session", "user", "error", "traceloop"})
 """First words of attributes that Phoenix exports as objects inside one another."""
+_SPANS: Final = frozenset(_LEVELS) - {"data", "batches"}
+_KEYS_OF_TAGS: Final = frozenset({"traceID", "traceId", "spanID"})
+_MODEL_SPANS: Final = frozenset({"CHAT_MODEL", "LLM"})
+"""Types of MLflow's spans that are calls of a model."""
 _COLUMN: Final = "attributes."
 """Beginning of the attributes' names in exports of tables."""
 _STEPS: Final = ("openinference.span.kind", "traceloop.span.kind", "gen_ai.operation.name", "ai.operationId", "mlflow.spanType")
@@ -43,11 +47,19 @@ _SCALARS: Final = ("stringValue", "intValue", "doubleValue", "boolValue", "bytes
 
 def has_shape(record: Record) -> bool:
     """Return whether a record is of this format, by its fields."""
-    if not (frozenset(_LEVELS) - {"data", "batches"}).isdisjoint(record):
+    for name in ("trace", "data"):  # of Tempo's API, of MLflow
+        if isinstance(inner := record.get(name), dict) and not _SPANS.isdisjoint(inner):
+            return True
+    if "SpanAttributes" in record:  # a row of the exporter to ClickHouse
+        return has_shape({"attributes": record["SpanAttributes"]})
+    if isinstance(record.get("tags"), dict | list) and not _KEYS_OF_TAGS.isdisjoint(record):  # a span of Jaeger or Zipkin
+        return True
+    if not _SPANS.isdisjoint(record):
         return True
     page = record.get("data")
-    if isinstance(page, list) and page and isinstance(page[0], dict) and "context" in page[0]:  # of Phoenix's API
-        return has_shape(page[0])
+    first = page[0] if isinstance(page, list) and page and isinstance(page[0], dict) else {}
+    if "context" in first or "spans" in first:  # of Phoenix's API, of Jaeger's
+        return has_shape(first)
     if any(name.startswith((f"{_COLUMN}llm.", f"{_COLUMN}gen_ai.")) for name in record):
         return True
     attributes = record.get("attributes")
@@ -79,14 +91,74 @@ def _spans(record: Record) -> Iterator[Record]:
     if any(name.startswith(_COLUMN) for name in record):  # a row of a table
         found = {name.removeprefix(_COLUMN): value for name, value in record.items() if name.startswith(_COLUMN)}
         yield {name.removeprefix("context."): value for name, value in record.items()} | {"attributes": found}
+    elif inner := next((record[name] for name in ("trace", "data") if isinstance(record.get(name), dict)), None):
+        yield from _spans(inner)
     elif not inside:
         if not any(isinstance(record.get(name), dict) for name in ("resource", "scope")) or "attributes" in record:
-            yield record
+            yield _of_tags(record) if "tags" in record and "attributes" not in record else _of_clickhouse(record)
         return
     for items in inside:
         for item in items:
             if isinstance(item, dict):
                 yield from _spans(item)
+
+
+def _of_tags(span: Record) -> Record:
+    """Return a span of Jaeger or Zipkin with the names of OpenTelemetry. Their times are microseconds."""
+    references = [one for one in _listed(span.get("references")) if isinstance(one, dict) and one.get("refType") == "CHILD_OF"]
+    logs = [one for one in _listed(span.get("logs")) if isinstance(one, dict)]
+    events = [{"name": _attributes(one.get("fields")).get("event"), "attributes": one.get("fields")} for one in logs]
+    tags = _attributes(span["tags"])
+    return {
+        "traceId": first_of(span, "traceID", "traceId"),
+        "spanId": first_of(span, "spanID", "id"),
+        "parentSpanId": references[0].get("spanID") if references else span.get("parentId"),
+        "start_time": first_of(span, "startTime", "timestamp"),
+        "attributes": tags,
+        "events": events,
+        "status_code": "ERROR" if tags.get("otel.status_code") == "ERROR" or tags.get("error") in (True, "true") else None,
+    }
+
+
+def _of_clickhouse(span: Record) -> Record:
+    """Return a row of the collector's exporter to ClickHouse as a span; any other span as it is."""
+    if "SpanAttributes" not in span:
+        return span
+    names = {"trace_id": "TraceId", "span_id": "SpanId", "parent_span_id": "ParentSpanId", "start_time": "Timestamp"}
+    found = {name: span.get(column) for name, column in names.items()}
+    return found | {"attributes": decoded(span["SpanAttributes"]), "status_code": span.get("StatusCode")}
+
+
+def _of_mlflow(found: Record) -> Record:
+    """Return the attributes of MLflow's span of a model with the names of OpenTelemetry. Its values are texts of JSON."""
+    kind = decoded(found.get("mlflow.spanType"))
+    asked, said = decoded(found.get("mlflow.spanInputs")), decoded(found.get("mlflow.spanOutputs"))
+    if not isinstance(kind, str) or kind not in _MODEL_SPANS or not asked:
+        return found
+    body = asked if isinstance(asked, dict) else {"messages": asked}
+    usage = object_of(found.get("mlflow.chat.tokenUsage"))
+    return found | {
+        "gen_ai.request.model": body.get("model"),
+        "gen_ai.tool.definitions": first_of(body, "tools") or decoded(found.get("mlflow.chat.tools")),
+        "gen_ai.system_instructions": first_of(body, "system", "instructions"),
+        "gen_ai.input.messages": first_of(body, "messages", "contents", "input", "prompt"),
+        "gen_ai.output.messages": [said] if isinstance(said, dict) else said,
+        "gen_ai.usage.input_tokens": usage.get("input_tokens"),
+        "gen_ai.usage.output_tokens": usage.get("output_tokens"),
+    }
+
+
+def _of_logfire(found: Record) -> Record:
+    """Return the attributes of Logfire's span of a client of OpenAI or Anthropic with the names of OpenTelemetry."""
+    asked, said = object_of(found.get("request_data")), object_of(found.get("response_data"))
+    if not asked or "gen_ai.input.messages" in found:
+        return found
+    return {
+        "gen_ai.tool.definitions": asked.get("tools"),
+        "gen_ai.system_instructions": first_of(asked, "system", "instructions"),
+        "gen_ai.input.messages": first_of(asked, "messages", "input", "prompt"),
+        "gen_ai.output.messages": [message] if (message := object_of(said.get("message"))) else None,
+    } | found
 
 
 def _calls(spans: Iterator[Record]) -> Iterator[Record]:
@@ -107,6 +179,7 @@ def _calls(spans: Iterator[Record]) -> Iterator[Record]:
 
 def _request(span: Record) -> LoggedRequest:
     found = _attributes(span.get("attributes"))
+    found = _of_logfire(_of_mlflow(found))
     events = [event for event in _listed(span.get("events")) if isinstance(event, dict)]
     for event in events:
         if event.get("name") in (DETAILS, "gen_ai.content.prompt", "gen_ai.content.completion"):
@@ -169,15 +242,18 @@ def _response(found: Record) -> str:
 
 
 def _start(span: Record) -> object:
-    names = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "timeUnixNano", "time_unix_nano")
+    names = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "start_timestamp", "timeUnixNano")
     # OTLP: 0 means that the time is unknown.
     known = {name: value for name, value in span.items() if value not in (0, "0")}
-    return first_of(known, *names, "observedTimeUnixNano", "observed_time_unix_nano", "timestamp")
+    return first_of(
+        known, *names, "time_unix_nano", "observedTimeUnixNano", "observed_time_unix_nano", "timestamp", "@timestamp"
+    )
 
 
 def _body(found: Record, events: list[Record]) -> tuple[Record, tuple[Any, ...]]:
     """Return the request's body, and the reply."""
     messages: Any = decoded(found.get("gen_ai.input.messages"))
+    messages = [{"role": "user", "content": messages}] if isinstance(messages, str) and messages else messages
     reply: Any = decoded(found.get("gen_ai.output.messages"))
     if not messages:
         asked = (decoded(found.get(name)) or _numbered(found, name) for name in _ASKED)

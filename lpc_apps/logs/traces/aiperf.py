@@ -30,6 +30,7 @@ from lpc_apps.logs.traces.request import (
     ids_of,
     in_order,
     milliseconds,
+    repeated,
     tokens,
     turn_bucket,
 )
@@ -53,11 +54,13 @@ _Source = tuple[object, int, int]
 class _Row:
     place: str
     session: str
+    is_named: bool
     time: float | None
     delay: float | None
     input_tokens: int
     output_tokens: int
     ids: list[int]
+    block_tokens: int | None
 
 
 @dataclass(slots=True)
@@ -80,7 +83,7 @@ def read_aiperf(path: Path, sample: Sample = WHOLE) -> Trace:
     skipped = Skipped()
     sessions = _sessions(path, skipped)
     rows = [row for session in sessions.values() for row in session]
-    size = fitting_size(((row.input_tokens, len(row.ids), None) for row in rows if row.ids), PUBLISHED_TOKENS)
+    size = fitting_size(path, ((row.input_tokens, len(row.ids), row.block_tokens) for row in rows if row.ids), PUBLISHED_TOKENS)
     _refuse_other_sizes(path, rows, size)
     is_whole = _are_whole(path, sessions)
     timed = any(session[0].time is not None for session in sessions.values())
@@ -99,8 +102,12 @@ def read_aiperf(path: Path, sample: Sample = WHOLE) -> Trace:
     if not read:
         raise TraceError(f"{path} has no session that can be read: {', '.join(skipped.counts)}")
     refuse_remainder(path, len(rows) - sum(misfits.counts.values()), misfits)
-    starts = ((prompt.row.place, (session[0].arrival, name)) for name, session in read.items() for prompt in session)
-    kept = {name: read[name] for _, name in in_order(starts, lambda found: found[:1], skipped, path)}
+    starts = (
+        (prompt.row.place, (session[0].arrival, name, at))
+        for name, session in read.items()
+        for at, prompt in enumerate(session)
+    )
+    kept = {name: read[name] for _, name, _ in in_order(starts, lambda found: found[:1], skipped, path)}
     total = sum(prompt.input_tokens + prompt.row.output_tokens for session in kept.values() for prompt in session)
     if total // size > MOST_BLOCKS_WHOLE:
         raise TraceError(f"the prompts of {path} have {total:,} tokens: too many for memory. Read a part of it, or --sample")
@@ -140,22 +147,36 @@ def _sessions(path: Path, skipped: Skipped) -> dict[str, list[_Row]]:
             broken[session] = str(wrong)
             raise
 
-    sessions: dict[str, list[_Row]] = {}
+    rows = []
     for place, row in read_records(path, parse, skipped):
         row.place = place
-        sessions.setdefault(row.session, []).append(row)
+        rows.append(row)
+    again = repeated([(row.place, _content(row)) for row in rows], lambda content: content[0], skipped)
+    sessions: dict[str, list[_Row]] = {}
+    for at, row in enumerate(rows):
+        if at not in again:
+            sessions.setdefault(row.session, []).append(row)
     return sessions
+
+
+def _content(row: _Row) -> tuple[object, ...]:
+    """Return what two records of one request have in common; of a row without a time or ids its place: turns may be alike."""
+    if row.time is None or not row.ids:
+        return (row.place,)
+    return row.time, row.session if row.is_named else "", row.input_tokens, row.output_tokens, tuple(row.ids)
 
 
 def _row(record: dict[str, Any], session: str) -> _Row:
     return _Row(
         "",
         session,
+        record.get("session_id") is not None,
         None if record.get("timestamp") is None else milliseconds(record, "timestamp"),
         None if record.get("delay") is None else milliseconds(record, "delay"),
         tokens(record, "input_length", 1),
         tokens(record, "output_length"),
         ids_of(record, "hash_ids") if record.get("hash_ids") is not None else [],
+        None if record.get("block_size") is None else tokens(record, "block_size", 1),
     )
 
 

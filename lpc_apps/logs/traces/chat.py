@@ -45,7 +45,10 @@ SETTLED_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A request without its text. ``chars``: of the rendered prompt and reply. ``prefixes``: ids of its lists of messages."""
+    """A request without its text.
+
+    ``chars``: of the rendered prompt and reply. ``prefixes``: ids of its lists of messages. ``name``: see `_name`.
+    """
 
     time: float
     blocks: tuple[int, ...]
@@ -64,6 +67,7 @@ class _Line:
     user: str
     tenant: str
     text_blocks: tuple[int, ...]
+    name: int
 
 
 def read_chat(path: Path, reader: Reader, sample: Sample = WHOLE, *, texts: bool = False) -> Trace:
@@ -188,6 +192,7 @@ class _Reading:
         self._media: dict[Part, int] = {}  # tokens
         self._others: Counter[str] = Counter()
         self._latest = 0.0
+        self._count = 0
         self.unordered = False
 
     def line(self, request: LoggedRequest) -> _Line:
@@ -230,7 +235,19 @@ class _Reading:
             request.user,
             request.salt,
             () if self._texts is None else self._texts.chain(_block_hashes(_text_of(messages)), within=request.scope),
+            self._name(request),
         )
+
+    def _name(self, request: LoggedRequest) -> int:
+        """Return a number that equal records of one call have, and two calls do not.
+
+        Without names of calls, records with a reply are equal if all else is. Without a reply, equal prompts of one whole
+        second may be several calls.
+        """
+        if request.ids:
+            return hash(request.ids)
+        self._count += 1
+        return 0 if request.reply or not request.time.is_integer() else self._count
 
     def estimated(self) -> dict[str, int]:
         """Return the number of different media by kind, and of other parts."""

@@ -5,6 +5,7 @@ are wrong. Messages contain no text of a line, which may be a user's.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from lpc_apps.logs.chats.fields import MOST_TOKENS, UNITS
 from lpc_apps.logs.chats.outcome import CACHED, ERRORS, FAILURE, OUTCOMES, SUCCESS, refuse_uncomputed
-from lpc_apps.logs.records import Misfit, Record, Skipped, WrongRecord, read_records, refuse_remainder
+from lpc_apps.logs.records import MISFIT_ALWAYS, Misfit, Record, Skipped, WrongRecord, read_records, refuse_remainder
 
 LATEST: Final = 1e14
 """The highest time stamp, in any unit: milliseconds since the epoch stay below it for a thousand years."""
@@ -20,6 +21,9 @@ FAR_S: Final = 10 * 365 * 86_400.0
 """Seconds from a log's median time to an absurd one: of a clock that was not set, or in other units."""
 
 FAR_AWAY: Final = "time is more than 10 years from the others'"
+TWICE: Final = "logged twice: equal to another record in everything, also in its time"
+TWICE_SHARE: Final = 0.01
+"""Share of records up to which equal ones are requests of one moment: 1 of Mooncake's 12,031 is equal to another."""
 
 T = TypeVar("T")
 
@@ -75,6 +79,7 @@ class Trace:
         skipped: skipped records.
         decodes: whether its engines decode, so that replies are cached. Mooncake's only prefill.
         estimated: number of parts by kind whose tokens are estimated or which are not in the blocks.
+        doubt: why the times seem to be in another unit than the format's, and what to do; empty: they do not.
     """
 
     name: str
@@ -84,6 +89,7 @@ class Trace:
     decodes: bool = True
     skipped: Skipped = field(default_factory=Skipped, compare=False)
     estimated: dict[str, int] = field(default_factory=dict, compare=False)
+    doubt: str = ""
 
     @property
     def duration(self) -> float:
@@ -97,6 +103,7 @@ class Trace:
             "requests": len(self.requests),
             "skipped": self.skipped.reading(),
             "estimated": self.estimated,
+            **({"doubt": self.doubt} if self.doubt else {}),
         }
 
 
@@ -184,10 +191,13 @@ def read_lines(path: Path, parse: Callable[[Record], T], skipped: Skipped, key: 
 def in_order(
     found: Iterable[tuple[str, T]], key: Callable[[T], tuple[float, ...]], skipped: Skipped, path: Path | None = None
 ) -> list[T]:
-    """Return placed results in order, without those whose time is absurd: more than FAR_S from the median.
+    """Return placed results in order, without those that count for nothing.
+
+    These are results whose time is absurd: more than FAR_S from the median. With ``path`` also those that are equal to another
+    one, if so many are that the log has records twice: more than TWICE_SHARE and MISFIT_ALWAYS.
 
     Args:
-        path: the log, to refuse it if many are absurd.
+        path: the log, to refuse it if many times are absurd.
 
     Raises:
         TraceError: too many times are absurd, so two units or clocks are in the log.
@@ -200,10 +210,34 @@ def in_order(
             skipped.note(FAR_AWAY, place)
             far.note(FAR_AWAY, place)
         else:
-            kept.append(item)
-    if path is not None:
-        refuse_remainder(path, len(kept), far)
-    return kept
+            kept.append((place, item))
+    if path is None:
+        return [item for _, item in kept]
+    refuse_remainder(path, len(kept), far)
+    again = repeated(kept, key, skipped)
+    return [item for at, (_, item) in enumerate(kept) if at not in again]
+
+
+def repeated(placed: Sequence[tuple[str, T]], key: Callable[[T], Hashable], skipped: Skipped) -> set[int]:
+    """Return the numbers of placed results that are equal to an earlier one, and count them.
+
+    It is empty if they are few, and for a burst: if all requests have one time, equal ones are several requests.
+
+    Args:
+        key: returns a result's time.
+    """
+    alike = Counter(key(item) for _, item in placed)
+    seen, again = set[T](), list[int]()
+    for at, (_, item) in enumerate(placed):
+        if alike[key(item)] > 1:
+            if item in seen:
+                again.append(at)
+            seen.add(item)
+    if len(alike) == 1 or len(again) <= max(MISFIT_ALWAYS, TWICE_SHARE * len(placed)):
+        return set()
+    for at in again:
+        skipped.note(TWICE, placed[at][0], other=True)
+    return set(again)
 
 
 def turn_bucket(turn: int) -> str:

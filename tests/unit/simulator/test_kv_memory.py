@@ -64,6 +64,7 @@ def test_only_qwen3_5_names_the_type_of_its_states(kind: str, size: int, tmp_pat
         (DEEPSEEK_V3, {"tensor_parallel": 8}, 61 * 576 * 2),  # each GPU has the whole vector
         ({"model_type": "llava", "text_config": LLAMA_8B}, {}, 128 * 1024),
         ({"n_layer": 12, "n_head": 12, "n_embd": 768}, {}, 12 * 2 * 768 * 2),
+        (LLAMA_8B | {"model_type": "mistral", "sliding_window": None}, {}, 128 * 1024),  # null: not Transformers' default
     ],
 )
 def test_bytes_per_token_with_and_without_transformers(
@@ -228,6 +229,7 @@ def test_models_that_name_their_layers_by_other_keys(
     [
         LLAMA_8B | {"model_type": "other", "mamba_d_state": 16},
         LLAMA_8B | {"model_type": "other", "attn_layer_indices": [1, 2]},
+        LLAMA_8B | {"model_type": "bailing_moe_linear", "layer_group_size": 5},
         JAMBA | {"attn_layer_offset": 8},
         MINIMAX_M2 | {"attn_type_list": [0] + [1] * 61},
     ],

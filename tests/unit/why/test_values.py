@@ -95,6 +95,9 @@ NAMED = {
         ("2026. november 28.", "2026. december 7."),
         ("28 Oktober 2026, Rabu", "7 Desember 2026, Senin"),
         ("at 10:05 PM now", "at 9:05 AM now"),
+        ("at Sat Nov 28 14:30:00 2026 now", "at Mon Dec  7 09:05:01 2026 now"),
+        ("at Sat Nov 28 14:30:00 UTC 2026 now", "at Mon Dec  7 09:05:01 UTC 2026 now"),
+        ("at Nov 28 14:30:00 now", "at Dec  7 09:05:01 now"),
     ],
     "id": [
         ("cch=eb6c6; x", "cch=a41f0; x"),
