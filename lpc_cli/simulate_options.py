@@ -212,7 +212,10 @@ class SimulateOptions:
     ] = None
     picture: Annotated[Path | None, _option(RESULT, "PNG to write: hit rate by cache size.")] = None
     html: Annotated[
-        Path | None, _option(RESULT, "Page to write, one file to send around: curve, sources, causes of misses.")
+        Path | None,
+        _option(
+            RESULT, "Page to write, one file to send around: curve, sources, causes of misses; with --describe its charts."
+        ),
     ] = None
     output: Output = None
     as_json: JsonOutput = False
@@ -223,9 +226,8 @@ class SimulateOptions:
             raise UsageError("give one log: LOG or --trace")
         if self.logs is not None and self.workload is not None:
             raise UsageError("replay either a log or a generated workload: give LOG or --workload, not both")
-        for name, file in (("--picture", self.picture), ("--html", self.html)):
-            if self.describe and file is not None:
-                raise UsageError(f"--describe prints tables: leave out {name}")
+        if self.describe and self.picture is not None:
+            raise UsageError("--describe draws no picture: give --html, which writes a page with all of its charts")
         if self.dask is not None and self.jobs is not None:
             raise UsageError("the workers of --dask replace the processes of --jobs: give one of them")
         if self.model is None and self.gpu_gib is not None:

@@ -29,6 +29,7 @@ from lpc_apps.simulator.picture import draw_hit_rates, write_png
 from lpc_apps.simulator.run import SimulationRun, WorkloadSpec, build, run_one, sweep
 from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, derived, nearest, pairs, sentence
 from lpc_apps.simulator.verdict import left_out_of, verdict
+from lpc_cli.description_page import write_description
 from lpc_cli.simulate_options import SimulateOptions
 from lpc_cli.simulation_lists import names_of, parts_of, sessions_of, workloads_of
 from lpc_cli.simulation_page import write_page
@@ -292,8 +293,14 @@ def _scorer(head: Path) -> "HeadScorer":
 
 
 def describe(options: SimulateOptions, log: Log | None) -> dict[str, Any]:
-    """Print the properties of a log or generated workload; return them. Raises SimulationError, TraceError."""
+    """Print the properties of a log or generated workload, and write their page; return them.
+
+    Raises:
+        SimulationError, TraceError: there is nothing to describe, or the log cannot be read.
+    """
     spec = options.spec(log)
+    if options.html is not None:
+        import_module("jinja2")
     if spec.trace is None and spec.workload is None:
         raise SimulationError("no log to describe: lpc simulate LOG --describe, or --workload NAME")
     if spec.format == CONVERSATIONS:
@@ -309,6 +316,10 @@ def describe(options: SimulateOptions, log: Log | None) -> dict[str, Any]:
     if log is not None and log.has_text:
         found["repetition"] = _repetition(log, options.models)
         print_repetition(found["repetition"])
+    if options.html is not None:
+        read = None if log is None else {"format": log.format, "recognised": log.recognised, **reading}
+        write_description(options.html, found, log=read, command=shlex.join(["lpc", *sys.argv[1:]]))
+        console().print(f"page: {options.html}")
     return found
 
 
