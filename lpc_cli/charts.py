@@ -64,7 +64,9 @@ def chart(
     for number, (name, points) in enumerate(lines.items()):
         marks = [(across(place), up(value), show_x(place), show_y(value)) for place, value in points if value is not None]
         if bars:
-            marks = [(round(left + wide * (number - len(lines) / 2), 1), *rest) for left, *rest in marks]
+            marks = [
+                (round(left + wide * (number - len(lines) / 2), 1), top, place, value) for left, top, place, value in marks
+            ]
         drawn.append({"name": name, "css": f"c{number}", "dashed": name in dashed, "points": marks})
     values = {name: dict(points) for name, points in lines.items()}
     return {

@@ -227,7 +227,7 @@ def kind_rows(found: dict[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]
 def class_rows(classes: Sequence[dict[str, Any]]) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Return the heads and rows of the table of classes by type and turn (`lpc_apps.simulator.reuse_laws`)."""
     heads = ("type", "turn", "requests", "hit rate", "next turn", "uses of blocks", "reused", "time to reuse p50")
-    rows = []
+    rows: list[Sequence[str]] = []
     for of in classes:
         law = of["law"]
         fitted = ("", "", "") if law is None else (percent(law["q"]), seconds(law["tau_s"]), f"{100 * law['apart']:.1f}")

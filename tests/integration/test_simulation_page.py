@@ -112,6 +112,8 @@ def test_a_cache_in_gib_has_marks_on_the_curve_and_a_paragraph(tmp_path: Path) -
         (["--model", "m", "--gpu-gib", "1", "--cache", "1M"], "--cache or --gpu-gib"),
         (["--model", "m", "--gpu-gib", "1", "--gpu-hour-price", "1", "--closed"], "leave out --gpu-hour-price"),
         (["--describe", "--picture", "a.png"], "give --html"),
+        (["--predictor-gib", "1"], "--predictor-gib is a part of --gpu-gib"),
+        (["--model", "m", "--gpu-gib", "1", "--predictor-gib", "1"], "--predictor-gib is a part of --gpu-gib"),
         (["--gpu-gib", "nan", "--model", "m"], "gpu-gib"),
     ],
 )
