@@ -168,6 +168,7 @@ class Plugin:
         some_layers: int = 0,
         reads_cache: bool = True,
         tenant: str = "",
+        category: str = "",
     ) -> TrackedRequest[BlockHash]:
         """Return a finished request with the reuse classes of its blocks, and its hints.
 
@@ -183,10 +184,11 @@ class Plugin:
             prompt_tokens: number of tokens in the prompt; None: as many as ``token_ids``.
             some_layers, reads_cache: see :class:`TrackedRequest`.
             tenant: digest of the cache salt; empty without one.
+            category: digest of the category that the caller named; empty without one.
         """
         now = self.now()
         request = self.requests.pop(request_id, None) or TrackedRequest(request_id)
-        request.session, request.tenant = session, tenant
+        request.session, request.tenant, request.category = session, tenant, category
         request.token_ids = token_ids
         request.prompt_tokens = len(token_ids) if prompt_tokens is None else prompt_tokens
         request.some_layers, request.reads_cache = some_layers, reads_cache

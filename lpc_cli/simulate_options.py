@@ -106,8 +106,8 @@ class SimulateOptions:
         str | None,
         _option(
             CACHE,
-            "Names with commas, or all: lru, fifo, mru, lfu, gdsf, mq, arc, s3-fifo, turn-ttl, lpc, wa, plugin, "
-            "plugin-sidecar, oracle, belady; default: lru,mq,plugin,plugin-sidecar,belady.",
+            "Names with commas, or all: lru, fifo, mru, lfu, gdsf, mq, arc, s3-fifo, turn-ttl, lpc, wa, wa-no-life, "
+            "wa-no-distribution, plugin, plugin-sidecar, oracle, belady; default: lru,mq,plugin,plugin-sidecar,belady.",
         ),
     ] = None
     capacity: Annotated[
@@ -191,6 +191,15 @@ class SimulateOptions:
     ] = None
     gpu_gib: Annotated[float | None, _option(MEMORY, "GiB for KV blocks on each GPU, in place of --cache.", min=0.001)] = None
     cpu_gib: Annotated[float, _option(MEMORY, "GiB of a CPU tier, of all GPUs together.", min=0)] = 0.0
+    predictor_gib: Annotated[
+        float,
+        _option(
+            MEMORY,
+            "GiB that the sidecar's model takes from --gpu-gib on each GPU, to see what smaller caches cost: 0, 1, 2 and 4 "
+            "times that.",
+            min=0,
+        ),
+    ] = 0.0
     tensor_parallel: Annotated[int, _option(MEMORY, "GPUs that share the layers: vLLM's --tensor-parallel-size.", min=1)] = 1
     kv_dtype: Annotated[
         Literal["auto", "float16", "bfloat16", "float32", "fp8"], _option(MEMORY, "Numbers of the KV cache; auto: 2 bytes.")
@@ -203,6 +212,10 @@ class SimulateOptions:
         RuleName,
         _option(CACHE, "Rule of the plug-in; auto: its guard chooses."),
     ] = "auto"
+    categories: Annotated[
+        bool,
+        _option(CACHE, "Let callers name the categories of the log, as with lpc_category in vllm_xargs.", "--categories"),
+    ] = False
     prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.", min=0.001)] = 20_000
     output_token_ms: Annotated[float, _option(COST, "Milliseconds per output token.", min=0)] = 10
     jobs: Jobs = None
@@ -212,7 +225,10 @@ class SimulateOptions:
     ] = None
     picture: Annotated[Path | None, _option(RESULT, "PNG to write: hit rate by cache size.")] = None
     html: Annotated[
-        Path | None, _option(RESULT, "Page to write, one file to send around: curve, sources, causes of misses.")
+        Path | None,
+        _option(
+            RESULT, "Page to write, one file to send around: curve, sources, causes of misses; with --describe its charts."
+        ),
     ] = None
     output: Output = None
     as_json: JsonOutput = False
@@ -223,15 +239,16 @@ class SimulateOptions:
             raise UsageError("give one log: LOG or --trace")
         if self.logs is not None and self.workload is not None:
             raise UsageError("replay either a log or a generated workload: give LOG or --workload, not both")
-        for name, file in (("--picture", self.picture), ("--html", self.html)):
-            if self.describe and file is not None:
-                raise UsageError(f"--describe prints tables: leave out {name}")
+        if self.describe and self.picture is not None:
+            raise UsageError("--describe draws no picture: give --html, which writes a page with all of its charts")
         if self.dask is not None and self.jobs is not None:
             raise UsageError("the workers of --dask replace the processes of --jobs: give one of them")
         if self.model is None and self.gpu_gib is not None:
             raise UsageError("a cache in GiB needs --model as well as --gpu-gib")
         if self.gpu_gib is None and (self.cpu_gib or self.gpu_hour_price is not None):
             raise UsageError("--cpu-gib and --gpu-hour-price need --model and --gpu-gib")
+        if self.predictor_gib and (self.gpu_gib is None or self.predictor_gib >= self.gpu_gib):
+            raise UsageError("--predictor-gib is a part of --gpu-gib: give both, the smaller one for the predictor")
         if self.gpu_gib is not None and self.cache is not None:
             raise UsageError("give the size of the cache in tokens or in GiB: --cache or --gpu-gib")
         if self.gpu_hour_price is not None and self.closed:
@@ -317,7 +334,7 @@ class SimulateOptions:
             batch_tokens=self.batch_tokens,
             compute=DEFAULT if self.model is None else compute_of(self.model),
         )
-        return PolicySettings(invert=self.invert, rule=self.rule, cost=cost)
+        return PolicySettings(invert=self.invert, rule=self.rule, cost=cost, categories=self.categories)
 
     @cached_property
     def memory(self) -> "Memory | None":
@@ -327,4 +344,4 @@ class SimulateOptions:
         if self.model is None or self.gpu_gib is None:
             return None
         kv = kv_memory(self.model, tensor_parallel=self.tensor_parallel, kv_dtype=self.kv_dtype)
-        return Memory(kv, self.gpu_gib * GIB, self.cpu_gib * GIB, self.gpu_hour_price)
+        return Memory(kv, self.gpu_gib * GIB, self.cpu_gib * GIB, self.gpu_hour_price, self.predictor_gib * GIB)

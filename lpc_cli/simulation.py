@@ -20,7 +20,7 @@ from lpc_apps.logs.log import Log
 from lpc_apps.logs.records import Skipped
 from lpc_apps.simulator.amounts import SimulationError, in_tokens, parse_capacity, percent, tokens
 from lpc_apps.simulator.beginning import ERROR, FIRST, Beginning
-from lpc_apps.simulator.capacity import capacity_in_words, conversation_tokens
+from lpc_apps.simulator.capacity import capacity_in_words, conversation_tokens, predictor_in_words
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import save_sample
 from lpc_apps.simulator.describe import describe as figures_of
@@ -29,6 +29,7 @@ from lpc_apps.simulator.picture import draw_hit_rates, write_png
 from lpc_apps.simulator.run import SimulationRun, WorkloadSpec, build, run_one, sweep
 from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, derived, nearest, pairs, sentence
 from lpc_apps.simulator.verdict import doubts_of, left_out_of, verdict
+from lpc_cli.description_page import write_description
 from lpc_cli.simulate_options import SimulateOptions
 from lpc_cli.simulation_lists import names_of, parts_of, sessions_of, workloads_of
 from lpc_cli.simulation_page import write_page
@@ -74,13 +75,15 @@ def simulate_engine(options: SimulateOptions, log: Log | None) -> dict[str, Any]
     if drawn:
         console().print("ShareGPT: the bundled sample. For your own traffic: lpc simulate LOG")
     marks: list[Mark] = []
+    room: dict[int, int] = {}
     conversation = 0
     with built_in_moments(spec, options) as ready:
         if memory is not None:
             conversation = conversation_tokens(build(replace(ready, workload=workloads[0], sessions=at_a_time[0]))[0])
             marks = memory.marks(conversation)
             own = marks[0].size
-            sizes += dict.fromkeys(mark.size for mark in marks if mark.size not in sizes)
+            room = memory.left_by_predictor(conversation)
+            sizes += [size for size in dict.fromkeys((*(mark.size for mark in marks), *room.values())) if size not in sizes]
         runs = [
             SimulationRun(
                 replace(ready, workload=workload, seed=spec.seed + seed, sessions=count),
@@ -121,6 +124,8 @@ def simulate_engine(options: SimulateOptions, log: Log | None) -> dict[str, Any]
             page["said"].append(verdict(of_workload, choices, place, assumed=assumed, left_out=left_out_of(answers.log)))
         if memory is not None:
             page["said"].append(capacity_in_words(of_workload, memory, marks, conversation))
+            if memory.predictor:
+                page["said"].append(predictor_in_words(of_workload, memory, room))
         for text in page["said"]:
             print_paragraph(text)
         if page["said"]:
@@ -145,6 +150,7 @@ def simulate_engine(options: SimulateOptions, log: Log | None) -> dict[str, Any]
             "conversation_tokens": conversation,
             "conversation_bytes": memory.kv.conversation(conversation),
             "sizes_tokens": {mark.name: mark.size for mark in marks},
+            "tokens_left_by_predictor": {str(times): size for times, size in room.items()},
         }
     if answers.log is not None:
         found["log"] = answers.log
@@ -292,8 +298,14 @@ def _scorer(head: Path) -> "HeadScorer":
 
 
 def describe(options: SimulateOptions, log: Log | None) -> dict[str, Any]:
-    """Print the properties of a log or generated workload; return them. Raises SimulationError, TraceError."""
+    """Print the properties of a log or generated workload, and write their page; return them.
+
+    Raises:
+        SimulationError, TraceError: there is nothing to describe, or the log cannot be read.
+    """
     spec = options.spec(log)
+    if options.html is not None:
+        import_module("jinja2")
     if spec.trace is None and spec.workload is None:
         raise SimulationError("no log to describe: lpc simulate LOG --describe, or --workload NAME")
     if spec.format == CONVERSATIONS:
@@ -309,6 +321,10 @@ def describe(options: SimulateOptions, log: Log | None) -> dict[str, Any]:
     if log is not None and log.has_text:
         found["repetition"] = _repetition(log, options.models)
         print_repetition(found["repetition"])
+    if options.html is not None:
+        read = None if log is None else {"format": log.format, "recognised": log.recognised, **reading}
+        write_description(options.html, found, log=read, command=shlex.join(["lpc", *sys.argv[1:]]))
+        console().print(f"page: {options.html}")
     return found
 
 

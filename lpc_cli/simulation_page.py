@@ -1,22 +1,16 @@
-"""The page of `lpc simulate --html`: one file with the curve, sources of tokens, causes of misses, and the command.
-
-It loads nothing, and a browser runs no script in it. Jinja2 escapes all text, which may come from a log.
-"""
+"""The page of `lpc simulate --html`: one file with the curve, sources of tokens, causes of misses, and the command."""
 
 import math
 from collections.abc import Sequence
-from datetime import date
-from importlib.resources import files
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.files import writing_output
-from lpc_apps.simulator.amounts import about, percent, tokens
 from lpc_apps.simulator.kv_memory import Mark
 from lpc_apps.simulator.picture import apart, ordered
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.summary import BASELINE, OURS, Rows
+from lpc_cli.html_file import write_html
 from lpc_cli.simulation_tables import sources_in_words
 
 LEFT, RIGHT, TOP, BOTTOM = 34, 382, 26, 212
@@ -44,22 +38,16 @@ def write_page(
         command: the command that made the page.
         model: the model whose prefill compute hits save.
     """
-    from jinja2 import Environment, StrictUndefined  # an optional package
-
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    environment.filters.update(percent=percent, tokens=tokens, about=about)
-    template = environment.from_string(files("lpc_cli").joinpath("simulation_page.html").read_text("utf-8"))
-    page = template.render(
+    write_html(
+        path,
+        "simulation_page.html",
         sections=[_section(**workload) for workload in workloads],
         log=log,
         causes=causes,
         advice={cause["name"]: cause["what_to_do"] for cause in (causes or {}).get("causes", ())},
         command=command,
         model=model,
-        today=date.today().isoformat(),
     )
-    with writing_output(path) as file:
-        file.write(page.encode(errors="surrogateescape"))  # a file's name need not be text
 
 
 def _section(rows: Rows, at: Rows, said: Sequence[str], marks: Sequence[Mark]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from lpc.distribution import install
 from lpc.wire.terminal import console, shown
 from lpc_apps.simulator.amounts import about, percent, seconds, tokens
 from lpc_apps.simulator.policies import REGISTRY
+from lpc_apps.simulator.policies.workload_aware import TURNS
 from lpc_apps.simulator.summary import OURS, Rows
 from lpc_apps.simulator.verdict import FIT, TIMES, doubts_of, left_out_of
 
@@ -29,6 +30,8 @@ ROWS: Final = {
     "short": "end of the prompt",
 }
 """Sources of prompt tokens (`lpc_apps.simulator.sources`) in words."""
+KINDS: Final = {"single": "the only turn of its conversation", "first": "the first of several turns", "later": "a later turn"}
+"""Kinds of requests (`lpc_apps.simulator.in_the_wild`) in words."""
 
 
 def print_closed_loop(rows: Rows) -> None:
@@ -146,9 +149,61 @@ def naming_left_out(log: dict[str, Any]) -> Iterator[None]:
 
 def print_description(found: dict[str, Any]) -> None:
     """Print the properties of a trace (`lpc_apps.simulator.describe`)."""
-    table = Table("", title=f"{found['trace']}: {found['requests']:,} requests in {found['duration_s'] / 60:.0f} minutes")
-    table.add_column("", justify="right")
-    for name, value in (
+    title = f"{found['trace']}: {found['requests']:,} requests in {found['duration_s'] / 60:.0f} minutes"
+    _print_table(title, ("", ""), summary_rows(found))
+    _print_characteristics(found)
+    _print_table("Hits by kind of request", *kind_rows(found))
+    _print_table(
+        f"Over the day, {'hours' if found['of_day'] else seconds(found['interval_s']) + ' each'} (UTC), or since the start",
+        ("from", "requests", "hit rate", "hits of later turns", "life of blocks p50"),
+        [
+            (
+                *(at, f"{of['requests']:,}"),
+                *(_share(of["hits"], of["tokens"]), _share(of["later"], of["hits"])),
+                "" if of["life_p50_s"] is None else seconds(of["life_p50_s"]),
+            )
+            for at, of in found["over_time"].items()
+        ],
+    )
+    _print_table(
+        "Offset in the prompt; stride: tokens that other prompts read between two uses",
+        ("tokens from", "uses of blocks", "reuses", "stride p50", "p90"),
+        [
+            (
+                *(tokens(int(offset)), f"{of['uses']:,}", percent(of["reused"])),
+                *("" if of[key] is None else tokens(of[key]) for key in ("stride_p50_tokens", "stride_p90_tokens")),
+            )
+            for offset, of in found["offsets"].items()
+        ],
+    )
+    if any(found["lru"]["reach"].values()):
+        _print_table(
+            "Cache in which LRU hits a share of what an infinite one hits, at most",
+            ("share", "tokens"),
+            [(about(float(part)), "" if size is None else tokens(size)) for part, size in found["lru"]["reach"].items()],
+        )
+    _print_table("Type and turn", *class_rows(found["classes_by_turn"]))
+    heads = (
+        "class",
+        "requests",
+        "blocks",
+        "ideal hit rate",
+        "time to reuse p50, s",
+        "p90, s",
+        "mean, s",
+        "first to last use p50, s",
+    )
+    rows = []
+    for name, row in found["classes"].items():
+        times = (row[key] for key in ("reuse_time_p50_s", "reuse_time_p90_s", "reuse_time_mean_s", "life_p50_s"))
+        counts = (f"{row['requests']:,}", f"{row['blocks']:,}", f"{row['ideal_hit_rate']:.1%}")
+        rows.append((name, *counts, *(f"{time:.1f}" for time in times)))
+    _print_table("By class of request", heads, rows)
+
+
+def summary_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return names and values of what describes a log as a whole."""
+    return [
         ("working set, tokens", f"{found['working_set_tokens']:,}"),
         ("ideal hit rate (infinite cache), prompt tokens", f"{found['ideal_hit_rate']:.1%}"),
         ("requests equal to an earlier one, at most", f"{found['repeated_requests']:.1%}"),
@@ -160,26 +215,52 @@ def print_description(found: dict[str, Any]) -> None:
             for quantile, value in found["returns"]["quantiles_s"].items()
         ),
         ("lines skipped", f"{sum(found['skipped'].values()):,}"),
-    ):
-        table.add_row(name, value)
-    console().print(table)
-    _print_characteristics(found)
-    table = Table("class", title="By class of request")
-    for column in (
-        "requests",
-        "blocks",
-        "ideal hit rate",
-        "time to reuse p50, s",
-        "p90, s",
-        "mean, s",
-        "first to last use p50, s",
-    ):
-        table.add_column(column, justify="right")
-    for name, row in found["classes"].items():
-        times = (row[key] for key in ("reuse_time_p50_s", "reuse_time_p90_s", "reuse_time_mean_s", "life_p50_s"))
-        counts = (f"{row['requests']:,}", f"{row['blocks']:,}", f"{row['ideal_hit_rate']:.1%}")
-        table.add_row(name, *counts, *(f"{time:.1f}" for time in times))
-    console().print(table)
+    ]
+
+
+def kind_rows(found: dict[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Return the heads and rows of the table of hits by kind of request."""
+    kinds = found["kinds"]
+    requests, hits = (sum(of[key] for of in kinds.values()) for key in ("requests", "hits"))
+    return ("kind", "requests", "hit rate", "share of the hits", "hits on blocks of the same conversation"), [
+        (
+            *(KINDS[kind], _share(of["requests"], requests), _share(of["hits"], of["tokens"])),
+            *(_share(of["hits"], hits), _share(of["own"], of["hits"])),
+        )
+        for kind, of in kinds.items()
+    ]
+
+
+def class_rows(classes: Sequence[dict[str, Any]]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Return the heads and rows of the table of classes by type and turn (`lpc_apps.simulator.reuse_laws`)."""
+    heads = ("type", "turn", "requests", "hit rate", "next turn", "uses of blocks", "reused", "time to reuse p50")
+    rows: list[Sequence[str]] = []
+    for of in classes:
+        law = of["law"]
+        fitted = ("", "", "") if law is None else (percent(law["q"]), seconds(law["tau_s"]), f"{100 * law['apart']:.1f}")
+        rows.append(
+            (
+                *(of["type"], f"{of['turn']}+" if of["turn"] == TURNS else str(of["turn"]), f"{of['requests']:,}"),
+                *(percent(of["hit_rate"]), "" if of["next_turn"] is None else percent(of["next_turn"])),
+                *(f"{of['blocks']:,}", _share(of["reused"], of["blocks"])),
+                *("" if of["reuse_p50_s"] is None else seconds(of["reuse_p50_s"]), *fitted),
+            )
+        )
+    return (*heads, "law: used again", "on average after", "points from the data"), rows
+
+
+def _share(part: float, whole: float) -> str:
+    return percent(part / whole) if whole else ""
+
+
+def _print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if rows:
+        table = Table(title=title)
+        for number, head in enumerate(heads):
+            table.add_column(head, justify="right" if number else "left")
+        for row in rows:
+            table.add_row(*map(shown, row))
+        console().print(table)
 
 
 def print_repetition(found: dict[str, Any]) -> None:
@@ -201,11 +282,9 @@ def print_repetition(found: dict[str, Any]) -> None:
         )
 
 
-def _print_characteristics(found: dict[str, Any]) -> None:
-    """Print what `lpc_apps.simulator.characteristics` found."""
+def user_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return names and values of what describes conversations and users (`lpc_apps.simulator.characteristics`)."""
     turns, users = found["turns_per_conversation"], found["users"]
-    table = Table("", title="Conversations and users")
-    table.add_column("", justify="right")
     rows = [
         (
             "turns per conversation: mean, p50, p90, most",
@@ -224,9 +303,12 @@ def _print_characteristics(found: dict[str, Any]) -> None:
                 ("smallest share of users with 90% of the hits", f"{users['with_90_percent_of_hits']:.1%}"),
                 ("hits on blocks that the same user used last", f"{users['hits_of_same_user']:.1%}"),
             ]
-    for name, value in rows:
-        table.add_row(name, value)
-    console().print(table)
+    return rows
+
+
+def _print_characteristics(found: dict[str, Any]) -> None:
+    """Print what `lpc_apps.simulator.characteristics` found."""
+    _print_table("Conversations and users", ("", ""), user_rows(found))
     next_turn = found["next_turn"]
     tenths = {str(number): share for number, share in enumerate(found["hits_by_position"], 1)}
     for head, what, shares in (

@@ -7,6 +7,7 @@ from typing import Any, Final
 from eviction_client.policy.classes import IDLE_S, Classes
 from eviction_client.policy.continuation import Continuation
 from eviction_client.policy.request import (
+    CATEGORIES,
     REPLY_ENDS,
     TENANTS,
     Features,
@@ -28,7 +29,7 @@ SHARE: Final = 0.1
 
 
 class Frequent:
-    """Numbers the frequent values of a feature, without configuration: ends of replies, and tenants.
+    """Numbers the frequent values of a feature, without configuration: ends of replies, tenants, and categories.
 
     A tool call ends with its closing tag and returns in seconds, a user returns after reading. Tenants run different
     applications.
@@ -43,6 +44,11 @@ class Frequent:
         self._numbers: dict[Hashable, int] = {}
         self._used: dict[Hashable, float] = {}
         self._counts: Counter[Hashable] = Counter()
+
+    @property
+    def count(self) -> int:
+        """How many values have a number."""
+        return len(self._numbers)
 
     def number(self, value: Hashable, now: float) -> int:
         """Return the number of a value, and count it.
@@ -89,6 +95,12 @@ class Classifier:
         self._continuation = continuation
         self._reply_ends = Frequent(REPLY_ENDS)
         self._tenants = Frequent(TENANTS - 1)
+        self._categories = Frequent(CATEGORIES)
+
+    @property
+    def categories(self) -> int:
+        """Number of categories with a number of their own."""
+        return self._categories.count
 
     def features_of(
         self, request: TrackedRequest[Any], new_tokens: int, turn: int, reply_end: Hashable, group: int, log_odds: float | None
@@ -110,6 +122,7 @@ class Classifier:
             0,
             group,
             odds_group(log_odds),
+            self._categories.number(request.category or None, now),
         )
 
     def spans_of(self, request: TrackedRequest[Any], parts: Iterable[Span]) -> Spans:
@@ -139,15 +152,15 @@ class Classifier:
 
     def _in_combined_classes(self, request: TrackedRequest[Any], parts: Iterable[Span]) -> Spans:
         """Return the parts of a request's blocks with all their features and their combined classes."""
-        _, new, turn, reply_end, tenant, _, group, own = request.features
+        _, new, turn, reply_end, tenant, _, group, own, category = request.features
         known, used, keys, now = self.combined.numbers, self.combined.used, self.combined.keys, request.at
         found = Spans()
-        for start, end, _, (gap, _, _, _, _, level, _, _), shared in parts:
+        for start, end, _, (gap, _, _, _, _, level, _, _, _), shared in parts:
             odds = own
             if shared is not None and (odds or shared.predicted):
                 odds = odds_group(request.pooled(shared))
             # As a plain tuple: making features takes three times as long.
-            key = gap, new, turn, reply_end, tenant, level, 0 if gap else group, odds
+            key = gap, new, turn, reply_end, tenant, level, 0 if gap else group, odds, category
             number = known.get(key)
             if number is None:
                 features = Features(*key)
@@ -164,9 +177,9 @@ class Classifier:
 def _in_own_classes(rule: Rule, request: TrackedRequest[Any]) -> Spans:
     """Return the parts of a request's blocks with the rule's own classes."""
     class_of, pooled = rule.class_of, request.pooled
-    _, new, turn, _, _, _, _, _ = request.features
+    new, turn, category = request.features.new, request.features.turn, request.features.category
     found = Spans()
     for start, end, _, seen, shared in request.parts:
-        number = class_of(Features(seen.gap, new, turn, 0, 0, seen.level), pooled(shared))
+        number = class_of(Features(seen.gap, new, turn, 0, 0, seen.level, 0, 0, category), pooled(shared))
         found.append(span_of((start, end, number, seen, shared)))
     return found

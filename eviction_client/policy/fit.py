@@ -6,7 +6,7 @@ A class combines several features, so most classes see few reuses. The parents o
 2. the counts of the cell;
 3. the counts of the cell with its reply end, with weight END_WEIGHT of the cell. A multiplier cannot replace them: after a tool
    call all return within seconds, after an answer some within minutes;
-4. one multiplier of the rate each for turn, reply end, level and tenant, separately for new and for old blocks:
+4. one multiplier of the rate each for turn, reply end, level, tenant and category, separately for new and for old blocks:
    (reuses + K) / (expected + K), where the curve so far expects ``expected`` of the counted blocks to be used again; fitted in
    SWEEPS rounds;
 5. the counts of all classes that differ only in the sidecar's features, with weight OWN_WEIGHT of the parent:
@@ -124,7 +124,7 @@ def emptied(some: dict[Any, Any]) -> Generator[None, None, None]:
 
 
 def _of_cache(key: Features) -> tuple[int | None, ...]:
-    return key.turn, key.reply_end, key.level if key.gap else None, key.tenant or None
+    return key.turn, key.reply_end, key.level if key.gap else None, key.tenant or None, key.category or None
 
 
 def _of_sidecar(key: Features) -> tuple[int | None, ...]:

@@ -11,9 +11,10 @@ from eviction_client.policy.fit import Hazards, emptied, fitting
 from eviction_client.policy.ghosts import GhostCache
 from eviction_client.policy.prior import Prior
 from eviction_client.policy.queue.free_queue import Table
-from eviction_client.policy.request import TURN_GROUPS, Features
+from eviction_client.policy.request import Features
 from eviction_client.policy.reuse_monitor import HALF_LIFE_S, PER_STEP, Counts, ReuseMonitor, add, nothing
 from eviction_client.policy.rules.base import Learned
+from eviction_client.policy.rules.wa import Wa
 from lpc.model.curve import values
 
 LIFE_S: Final = 100.0
@@ -151,7 +152,7 @@ def _newest_by_request(
     for done, (number, pair) in enumerate(counts.items(), 1):
         key = keys[number]
         if not key.gap:
-            add(found.setdefault(key.new * TURN_GROUPS + key.turn, nothing()), pair)
+            add(found.setdefault(Wa.class_of(key, 0.0), nothing()), pair)
         if not done % PER_STEP:
             yield
     yield

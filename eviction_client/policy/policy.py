@@ -137,7 +137,8 @@ class Policy(Generic[H]):
     @property
     def known_classes(self) -> int:
         """Number of the queue's classes with a number."""
-        return len(self.combined.keys) if self._tables.exact is None else self.classes
+        exact = self._tables.exact
+        return len(self.combined.keys) if exact is None else exact.known(self._classifier.categories)
 
     @property
     def in_force(self) -> str:

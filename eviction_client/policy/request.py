@@ -41,6 +41,9 @@ MOST_USES: Final = 2 ** (LEVELS - 1)
 TENANTS: Final = 10
 """Tenants by number: 0 without a cache salt, 1 for all the infrequent ones."""
 
+CATEGORIES: Final = 8
+"""Categories that callers name, by number: 0 without one, and for all the infrequent ones."""
+
 MOST_ODDS: Final = 3
 """Log-odds of the last groups on both sides of even odds. Groups are whole numbers, counted from 1; 0: unknown."""
 
@@ -60,6 +63,7 @@ class Features(NamedTuple):
         odds: group of the log-odds of the continuation probability now, the highest of the conversations that hold the blocks.
             Without it in the classes of old blocks, a good predictor is wasted: 33% hits instead of 44%
             (`docs/explanation/value-and-guard.md`).
+        category: number of the category that its caller named.
     """
 
     gap: int = 0
@@ -70,6 +74,7 @@ class Features(NamedTuple):
     level: int = 0
     group: int = 0
     odds: int = 0
+    category: int = 0
 
 
 NOTHING_KNOWN: Final = Features()
@@ -298,6 +303,7 @@ class TrackedRequest(Generic[H]):
         at: time of the end, seconds since the epoch.
         session: digest of its conversation's name, the same in all engines; None: unknown.
         tenant: digest of its cache salt; empty without one.
+        category: digest of the category that its caller named; empty without one.
         token_ids: the prompt, which must not change afterwards; empty for a prompt of embeddings.
         prompt_tokens: number of tokens in its prompt; 0: unknown.
         some_layers: tokens from the prompt's start that the cache had for some layers when it started; at most its hit: all.
@@ -338,6 +344,7 @@ class TrackedRequest(Generic[H]):
     at: float = 0.0
     session: str | None = None
     tenant: str = ""
+    category: str = ""
     token_ids: Sequence[int] = ()
     prompt_tokens: int = 0
     some_layers: int = 0

@@ -50,8 +50,8 @@ MOST_NAME: Final = 64
 """Longest name of a block, bytes."""
 ALIKE: Final = 0.1
 """The guard's evidence is of a cache whose capacity differs by at most this share: other caches hit other blocks."""
-BOUNDS: Final = Features(GAP_CLASSES, NEW_GROUPS, TURN_GROUPS, 1, 2, LEVELS, 1, 2 * MOST_ODDS + 2)
-"""By feature: its values in a saved class are below this."""
+BOUNDS: Final = (GAP_CLASSES, NEW_GROUPS, TURN_GROUPS, 1, 2, LEVELS, 1, 2 * MOST_ODDS + 2)
+"""By feature: its values in a saved class are below this. Categories are not saved."""
 
 
 def saving(policy: Policy[H], now: float, name: Callable[[H], bytes] = _NAME) -> Generator[None, None, list[Any]]:
@@ -67,13 +67,13 @@ def saving(policy: Policy[H], now: float, name: Callable[[H], bytes] = _NAME) ->
     found: dict[Features, tuple[Counts, Counts]] = {}
     for number, pair in counts.items():
         key = keys[number]
-        key = key._replace(reply_end=0, tenant=min(key.tenant, 1), group=0)
+        key = key._replace(reply_end=0, tenant=min(key.tenant, 1), group=0, category=0)
         found[key] = together(found[key], pair) if key in found else pair
     yield
     classes: list[Any] = []
     for key, (reuses, at_risk) in found.items():
         if at_risk[0] >= LEAST:
-            classes.append([list(key), _rounded(reuses), _rounded(at_risk)])
+            classes.append([list(key[: len(BOUNDS)]), _rounded(reuses), _rounded(at_risk)])
         yield
     latest = yield from monitor.latest_uses(MOST_BLOCKS)
     length = len(name(latest[0][1][0])) if latest else 0

@@ -48,6 +48,20 @@ def user_name(arguments: Mapping[str, object] | None, salt: str | None) -> str:
     return name_of(user, salt or "")
 
 
+def category_name(arguments: Mapping[str, object] | None) -> str:
+    """Return the digest of the kind of request that the caller named: its argument ``lpc_category``; empty without one.
+
+    Equal names are one category whoever sends them, because they only group requests. Tenants are told apart anyway.
+    """
+    category = arguments.get("lpc_category") if arguments else None
+    return name_of(category) if isinstance(category, str) and category else ""
+
+
+def kind_name(adapter: str, category: str) -> str:
+    """Return the digest of an adapter's and a category's digests; the one there is, if there is only one."""
+    return name_of(adapter + category) if adapter and category else adapter or category
+
+
 def key_of(request_id: str) -> str:
     """Return a request's id, or its digest if it is over-long."""
     return request_id if len(request_id) <= WHOLE else name_of(request_id)

@@ -1,13 +1,13 @@
 """One paragraph about a cache in GiB: what it holds, where LRU's cliff lies, and what more memory returns."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any, Final
 
 from lpc_apps.simulator.amounts import percent, tokens
-from lpc_apps.simulator.kv_memory import BOTH, GIB, GPU, TWICE, Mark, Memory
+from lpc_apps.simulator.kv_memory import BOTH, GIB, GPU, PREDICTOR_TIMES, TWICE, Mark, Memory
 from lpc_apps.simulator.summary import BASELINE, SAME, Rows
 from lpc_apps.simulator.workload import Workload
 
@@ -15,6 +15,8 @@ CLIFF: Final = 0.2
 """Least difference of LRU's hit rates per doubling of the cache that is called a cliff."""
 WORDS: Final = {GPU: "the GPU alone", BOTH: "the CPU tier", TWICE: "twice that"}
 """Names of marks in a sentence."""
+PREDICTING: Final = ("plugin-sidecar", "lpc")
+"""Policies that need the predictor."""
 
 
 def conversation_tokens(workload: Workload) -> int:
@@ -47,6 +49,31 @@ def capacity_in_words(rows: Rows, memory: Memory, marks: Sequence[Mark], convers
     if all(mark.size in at for mark in marks):
         hits = ", ".join(f"{percent(at[mark.size]['hit_rate'])} with {_named(mark)}" for mark in marks)
         said += [f"LRU serves {hits}.", _cliff(lru, conversation), *_money(at, memory, marks)]
+    return " ".join(said)
+
+
+def predictor_in_words(rows: Rows, memory: Memory, left: Mapping[int, int]) -> str:
+    """Return the paragraph on a sidecar that shares the GPUs, with emphasis between pairs of asterisks.
+
+    Args:
+        rows: from `lpc_apps.simulator.summary.derived`, of one workload.
+        left: as of `Memory.left_by_predictor`.
+    """
+    rates = {(row["policy"], row["capacity_tokens"]): row["hit_rate"] for row in rows}
+    each = " of each GPU" if memory.kv.gpus > 1 else ""
+    said = [f"The sidecar's model takes {_gib(memory.predictor)}{each} from the cache."]
+    of_lru = rates.get((BASELINE, left.get(0)))
+    if of_lru is not None:
+        said.append(f"LRU with the whole memory serves {percent(of_lru)}.")
+    for policy in PREDICTING:
+        found = {times: rates[policy, size] for times, size in left.items() if (policy, size) in rates}
+        if found:
+            served = ", ".join(f"**{percent(rate)}**" if times == 1 else percent(rate) for times, rate in found.items())
+            times = ", ".join(map(str, found))
+            said.append(f"{policy} serves {served} with a cache that is smaller by {times} times that memory.")
+    missing = [times for times in PREDICTOR_TIMES if times not in left]
+    if missing:
+        said.append(f"{', '.join(map(str, missing))} times that memory leave no room for a conversation.")
     return " ".join(said)
 
 

@@ -1,13 +1,13 @@
 """Skew by user, turns, next turns over the day and hits by position, as in KVCache Cache in the Wild (ATC 2025)."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 
-from lpc_apps.logs.traces import Trace
+from lpc_apps.logs.traces import Trace, TracedRequest
 from lpc_apps.simulator.workload import Workload
 
 PARTS: Final = 10
@@ -72,16 +72,21 @@ def _users(requests_of: Counter[str], hits_of: Counter[str], own: int) -> dict[s
     }
 
 
-def _next_turn(trace: Trace) -> dict[str, dict[str, float]]:
+def may_go_on(trace: Trace) -> Iterator[tuple[TracedRequest, bool]]:
+    """Yield the turns whose successor would be in the log, and whether they have one. Turns in the last OPEN_S do not count."""
     last = {request.conversation: number for number, request in enumerate(trace.requests)}
     until = trace.duration - min(OPEN_S, trace.duration / 4)
-    hours: defaultdict[int, list[bool]] = defaultdict(list)
-    turns: defaultdict[int, list[bool]] = defaultdict(list)
     for number, request in enumerate(trace.requests):
         if request.linkable and request.arrival <= until:
-            followed = number != last[request.conversation]
-            hours[int((trace.start or 0.0) + request.arrival) // 3600 % 24].append(followed)
-            turns[request.turn].append(followed)
+            yield request, number != last[request.conversation]
+
+
+def _next_turn(trace: Trace) -> dict[str, dict[str, float]]:
+    hours: defaultdict[int, list[bool]] = defaultdict(list)
+    turns: defaultdict[int, list[bool]] = defaultdict(list)
+    for request, followed in may_go_on(trace):
+        hours[int((trace.start or 0.0) + request.arrival) // 3600 % 24].append(followed)
+        turns[request.turn].append(followed)
     return {"by_turn": _means(turns, range(1, 11)), "by_hour": _means(hours, range(24))}
 
 

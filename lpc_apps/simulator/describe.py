@@ -2,16 +2,16 @@
 
 from collections import Counter, defaultdict
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from lpc_apps.logs.traces import Trace
 from lpc_apps.simulator.characteristics import characteristics
+from lpc_apps.simulator.ideal_size import ideal_size
+from lpc_apps.simulator.in_the_wild import WITHIN_S, in_the_wild
+from lpc_apps.simulator.reuse_laws import classes_by_turn
 from lpc_apps.simulator.workload import Workload
-
-WITHIN_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 86_400)
-"""Horizons for the shares of returns, seconds."""
 
 
 def describe(trace: Trace, workload: Workload) -> dict[str, Any]:
@@ -26,7 +26,9 @@ def describe(trace: Trace, workload: Workload) -> dict[str, Any]:
     full prompt blocks only. A block's *reuse time* is the time between two uses, its *life* that from the first to the last.
     `returns` covers turns with a successor in the log: quantiles of the seconds between the two arrivals, and the share within
     each horizon. `conversations_by_turns` counts the turns in the log; a conversation may continue after it.
-    Users, turns, next turns and positions: `lpc_apps.simulator.characteristics`.
+    Users, turns, next turns and positions: `lpc_apps.simulator.characteristics`. Kinds, types, the day, offsets and skew:
+    `lpc_apps.simulator.in_the_wild`. `classes_by_turn`: `lpc_apps.simulator.reuse_laws`. `lru`: hits by size,
+    `lpc_apps.simulator.ideal_size`.
     `repeated_requests` is the share with the length and blocks of an earlier prompt: at most what a response cache can answer.
     """
     size = trace.block_tokens
@@ -94,6 +96,9 @@ def describe(trace: Trace, workload: Workload) -> dict[str, Any]:
         "turns": {str(turn): count for turn, count in sorted(turns.items())},
         "classes": classes,
         **characteristics(trace, workload),
+        **in_the_wild(trace, workload),
+        "classes_by_turn": classes_by_turn(trace, workload),
+        "lru": ideal_size(workload),
         "skipped": trace.skipped.counts,
     }
 

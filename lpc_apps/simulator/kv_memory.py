@@ -69,6 +69,10 @@ class Mark:
     size: int
 
 
+PREDICTOR_TIMES: Final = (0, 1, 2, 4)
+"""Multiples of the predictor's memory by which the cache is made smaller: Figure 8 of Learned Prefix Caching (NeurIPS 2025)."""
+
+
 @dataclass(frozen=True)
 class Memory:
     """Memory for KV blocks.
@@ -76,12 +80,22 @@ class Memory:
     Attributes:
         gpu: bytes on each GPU; ``cpu``: bytes of the CPU tier, of all GPUs together.
         gpu_hour_price: price of one GPU for an hour; None: unknown.
+        predictor: bytes on each GPU that the sidecar's model takes from ``gpu``; 0: it runs elsewhere.
     """
 
     kv: KvMemory
     gpu: float
     cpu: float
     gpu_hour_price: float | None = None
+    predictor: float = 0.0
+
+    def left_by_predictor(self, conversation: int) -> dict[int, int]:
+        """Return the tokens that the GPUs hold next to the predictor, by PREDICTOR_TIMES its memory; empty without one.
+
+        Multiples that leave room for less than a conversation of ``conversation`` tokens are left out.
+        """
+        left = {times: self.kv.tokens(self.gpu - times * self.predictor, conversation) for times in PREDICTOR_TIMES}
+        return {times: size for times, size in left.items() if self.predictor and size >= conversation}
 
     def marks(self, conversation: int) -> list[Mark]:
         """Return the sizes to show: of the GPUs, with the CPU tier, and twice that. ``conversation``: its tokens."""

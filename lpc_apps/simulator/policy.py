@@ -27,11 +27,13 @@ class PolicySettings:
         invert: invert every prediction (p to 1 - p), as an adversary.
         rule: rule of the plug-in: one of `eviction_client.policy.rules.RULES`, or `auto`: its guard chooses.
         cost: cost model of the run, for policies that use it.
+        categories: whether callers name the log's categories, as with ``lpc_category`` in vLLM, so that the plug-in knows them.
     """
 
     invert: bool = False
     rule: str = "auto"
     cost: Cost = field(default_factory=Cost)
+    categories: bool = False
 
 
 class EvictionPolicy(ABC, Generic[B]):

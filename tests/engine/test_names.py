@@ -17,7 +17,11 @@ SETTINGS = {"hints_share": 0.5, "pooling": "shared", "rule": "auto", "background
 
 
 def serve(engine: Engine, number: int, name: str, tokens: int = 2 * BLOCK) -> None:
-    arguments = {"lpc_retain_seconds": name, "lpc_done": name} if number % 2 else {"session_id": name, "lpc_done": True}
+    arguments = (
+        {"lpc_retain_seconds": name, "lpc_done": name, "lpc_category": name}
+        if number % 2
+        else {"session_id": name, "lpc_done": True, "lpc_category": name}
+    )
     salt = f"{number}{name}" if number % 4 < 2 else None
     request = engine.add(f"{name}{number}", range(6, 6 + tokens), 2, arguments, salt, session_id=name)
     request.lora_request = SimpleNamespace(lora_name=name)

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,12 +17,12 @@ from vllm.v1.request import RequestStatus
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.metrics import values_of
-from eviction_client.engines.vllm.requests import hints_of, session_of, user_of
+from eviction_client.engines.vllm.requests import category_of, hints_of, kind_of, session_of, user_of
 from eviction_client.policy.hints import Hints
 from eviction_client.policy.queue.free_queue import DONE, HINTED, PREEMPTED
-from eviction_client.policy.request import Features, gap_class
+from eviction_client.policy.request import NEW_GROUPS, TURN_GROUPS, Features, gap_class
 from eviction_client.policy.rules import RULES
-from eviction_client.transport.scripted_predictor import CONTINUES, OVER
+from eviction_client.transport.scripted_predictor import CONTINUES, OVER, ScriptedPredictor
 from lpc.wire.session import name_of
 from testing.bare_scheduler import BLOCK, Engine, conversations, oracle
 from testing.engine_internals import fetch_hint_of, send_after_end
@@ -268,6 +269,36 @@ def test_a_user_is_named_by_the_argument_under_the_salt_and_else_by_the_salt() -
         assert user_of(unnamed) == name_of(salt)
         users += [user_of(named), user_of(unnamed)]
     assert len(set(users)) == 4
+
+
+HOSTILE = [None, True, 7, 1.5, [], ["chat"], {"a": 1}, "", "\ud800", "chat" * 1_000_000, b"chat"]
+
+
+def test_a_category_is_named_by_the_argument_and_has_classes_of_its_own() -> None:
+    engine = Engine(100, rule="wa", background=AtOnce)
+    predictor = engine.scheduler.lpc.plugin.predictor = ScriptedPredictor(record=True)
+    for number in range(320):
+        engine.add(f"{number}", range(6 + number, 40 + number), 1, {"lpc_category": ("chat", "batch")[number % 2]})
+        while engine.scheduler.has_unfinished_requests():
+            engine.step()
+    assert {question.category for question in predictor.asked.values()} == {name_of("chat"), name_of("batch")}
+    policy = engine.scheduler.lpc.plugin.policy
+    assert {key.category for key in policy.combined.keys} == {0, 1, 2}
+    assert policy.known_classes == (NEW_GROUPS + 2) * TURN_GROUPS and engine.scheduler.lpc.plugin.failures == 0
+
+
+@pytest.mark.parametrize("category", HOSTILE, ids=lambda value: f"{value!r:.12}")
+def test_a_category_that_is_no_name_is_none_and_a_long_one_is_bounded(category: object) -> None:
+    engine = Engine(100)
+    request = engine.add("a", range(6, 40), 1, {"lpc_category": category})
+    found = category_of(request)
+    assert found == (name_of(category) if isinstance(category, str) and category else "")
+    assert len(found) in (0, 32)
+    request.lora_request = SimpleNamespace(lora_name="adapter")
+    assert kind_of(request) == (name_of(name_of("adapter") + found) if found else name_of("adapter"))
+    while engine.scheduler.has_unfinished_requests():
+        engine.step()
+    assert engine.scheduler.lpc.plugin.failures == 0
 
 
 @pytest.mark.parametrize("done", [True, "true", 0])

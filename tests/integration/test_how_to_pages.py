@@ -164,6 +164,7 @@ HOW: Final[dict[str, dict[str, How]]] = {
     },
     "simulate-your-log.md": {
         "lpc simulate log.jsonl --cache 1.2M": 0,
+        "lpc simulate log.jsonl --describe --html description.html": 0,
         "lpc simulate log.jsonl --model config.json --gpu-gib 48 --cpu-gib 200": 0,
         "dask scheduler": "tests/integration/test_cluster.py",
         "dask worker tcp://10.0.0.1:8786 --nworkers auto --nthreads 1": "tests/integration/test_cluster.py",

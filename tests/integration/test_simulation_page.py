@@ -111,7 +111,9 @@ def test_a_cache_in_gib_has_marks_on_the_curve_and_a_paragraph(tmp_path: Path) -
         (["--cpu-gib", "1"], "need --model and --gpu-gib"),
         (["--model", "m", "--gpu-gib", "1", "--cache", "1M"], "--cache or --gpu-gib"),
         (["--model", "m", "--gpu-gib", "1", "--gpu-hour-price", "1", "--closed"], "leave out --gpu-hour-price"),
-        (["--describe", "--html", "a.html"], "leave out --html"),
+        (["--describe", "--picture", "a.png"], "give --html"),
+        (["--predictor-gib", "1"], "--predictor-gib is a part of --gpu-gib"),
+        (["--model", "m", "--gpu-gib", "1", "--predictor-gib", "1"], "--predictor-gib is a part of --gpu-gib"),
         (["--gpu-gib", "nan", "--model", "m"], "gpu-gib"),
     ],
 )
@@ -191,9 +193,70 @@ def test_a_single_size_that_hits_nothing_is_drawn(tmp_path: Path) -> None:
     assert "nan" not in (tmp_path / "a.html").read_text().lower()
 
 
+def described_log(path: Path) -> Path:
+    """Forty conversations of three turns, by names that look like markup, with a damaged line."""
+    rows = []
+    for turn in range(3):
+        for number in range(40):
+            said = [{"role": "user", "content": f"word{number} " * 200}, {"role": "assistant", "content": "well " * 200}] * (
+                turn + 1
+            )
+            rows.append(
+                {
+                    "time": f"2026-03-{1 + number // 20:02}T23:{10 * (number % 6):02}:{turn:02}+02:00",
+                    "messages": said[:-1],
+                    "category": "<b>zebra</b>" if number % 2 else "{{ 7*7 }}",
+                    "session_id": f"s{number}",
+                    "user": f"u{number % 12}",
+                }
+            )
+    path.write_text("\n".join([*map(json.dumps, rows[:60]), "damaged", *map(json.dumps, rows[60:])]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def description_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("described")
+    done = lpc("simulate", str(described_log(folder / "a.jsonl")), "--describe", "--html", str(folder / "a.html"))
+    assert done.returncode == 0 and f"page: {folder / 'a.html'}" in done.out, done.err
+    return (folder / "a.html").read_text()
+
+
+def test_a_description_loads_nothing_and_shows_names_of_types_as_text(description_page: str) -> None:
+    found = Elements(description_page)
+    assert not {"script", "img", "link", "b", "a"} & set(found.names)
+    assert not {name for name, _ in found.attributes} & {"src", "href", "style"}
+    assert "<b>" not in description_page and "{{ 7*7 }}" in html.unescape(description_page)
+
+
+def test_a_description_has_a_table_for_each_chart_and_the_hour_of_the_day_in_utc(description_page: str) -> None:
+    assert description_page.count('<svg class="chart"') == description_page.count("the table below has the figures") >= 15
+    # A table for each chart, and those of the log, of kinds and of classes.
+    assert description_page.count("<table>") == description_page.count('<svg class="chart"') + 3
+    text = html.unescape(description_page)
+    for title in (
+        "Hits over the day",
+        "Turns with a next turn, by type, over the day",
+        "Stride by offset",
+        "reaches the ideal",
+    ):
+        assert title in text
+    assert "<td>21:00</td>" in text and "<td>23:00</td>" not in text  # two hours before the log's own time
+    assert "Records skipped" in text and "nan" not in text.lower().replace("finance", "")
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_log_that_allows_hardly_any_figure_has_a_page(rows: int, tmp_path: Path) -> None:
+    lines = [json.dumps({"time": n, "messages": [{"role": "user", "content": "hi"}]}) for n in range(rows)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    done = lpc("simulate", str(tmp_path / "a.jsonl"), "--describe", "--html", str(tmp_path / "a.html"))
+    assert done.returncode == 0, done.err
+    assert "Requests over the day" in (tmp_path / "a.html").read_text()
+
+
 @pytest.mark.parametrize(("width", "scheme", "background"), [(360, 0, "rgb(21, 24, 28)"), (1000, 1, "rgb(255, 255, 255)")])
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-@pytest.mark.parametrize("name", ["page", "page_with_causes"])
+@pytest.mark.parametrize("name", ["page", "page_with_causes", "description_page"])
 def test_the_page_fits_a_phone_and_follows_the_colour_scheme(
     request: pytest.FixtureRequest, name: str, width: int, scheme: int, background: str, tmp_path: Path
 ) -> None:

@@ -918,3 +918,15 @@ def test_images_of_ollama_are_in_the_blocks_or_reported(tmp_path: Path) -> None:
     assert [part.kind for part in asked("a").messages[0].parts] == ["text", "image"]
     assert asked("a").messages != asked("b").messages
     assert one(tmp_path, "chat", {"time": 1, "prompt": "q", "images": ["a"]}).left_out == ("images",)
+
+
+@pytest.mark.parametrize("place", ["vllm_xargs", "custom_params"])
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [("batch", "batch"), (7, "7"), (True, "chat"), ("", "chat"), (["a"], "chat"), ({"a": 1}, "chat"), (1.5, "chat")],
+)
+def test_a_category_that_the_caller_named_is_read(place: str, named: object, expected: str, read: Read) -> None:
+    body = {"time": 1, "messages": [user("hi")], place: {"lpc_category": named}}
+    assert read("chat", body).requests[0].category == expected
+    assert read("chat", body | {"category": "own"}).requests[0].category == "own"
+    assert read("chat", {"time": 1, "messages": [user("hi")], place: "damaged"}).requests[0].category == "chat"

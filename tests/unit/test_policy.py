@@ -19,11 +19,14 @@ from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.free_list import Block
 from eviction_client.policy.queue.free_queue import DONE, FreeQueue
 from eviction_client.policy.request import (
+    CATEGORIES,
     LAST_TURN,
     LEVELS,
+    NEW_GROUPS,
     NEW_TOKENS,
     REPLY_ENDS,
     TENANTS,
+    TURN_GROUPS,
     Features,
     Span,
     TrackedRequest,
@@ -55,15 +58,15 @@ class Bench:
             capacity, block_tokens=16, clock=self.clock, rule=rule, sample=lambda blocks, _: list(blocks), **more
         )
 
-    def start(self, prompt: Sequence[object], tenant: str = "") -> TrackedRequest[Any]:
-        request: TrackedRequest[Any] = TrackedRequest("r", prompt, started_at=self.clock.now, tenant=tenant)
+    def start(self, prompt: Sequence[object], tenant: str = "", category: str = "") -> TrackedRequest[Any]:
+        request: TrackedRequest[Any] = TrackedRequest("r", prompt, started_at=self.clock.now, tenant=tenant, category=category)
         self.policy.started(request)
         return request
 
     def serve(
-        self, prompt: Sequence[object], reply: Sequence[object] = (), *, tenant: str = "", **more: Any
+        self, prompt: Sequence[object], reply: Sequence[object] = (), *, tenant: str = "", category: str = "", **more: Any
     ) -> TrackedRequest[Any]:
-        request = self.start(prompt, tenant)
+        request = self.start(prompt, tenant, category)
         finished = self.policy.finished(request, [*prompt, *reply], len(prompt), self.clock.now, **more)
         self.policy.learn(finished)
         if self.refits and self.policy.refit_due(self.clock.now):
@@ -363,6 +366,37 @@ def test_many_tenants_cost_few_classes() -> None:
     for request in range(5000):
         bench.serve([f"{request}"], tenant=f"tenant {request % 50}")
     assert len({key.tenant for key in bench.policy.combined.keys}) <= TENANTS
+
+
+@pytest.mark.parametrize("rule", ["wa", "own"])
+def test_categories_that_callers_name_have_classes_of_their_own(rule: str) -> None:
+    """Conversations of one category go on, those of another do not; prompts are alike."""
+    bench, last = Bench(rule=rule, refits=True), {}
+    for user in range(600):
+        bench.clock.now += 2.0
+        category = f"rare {user}" if user % 10 == 0 else ("chat", "batch")[user % 2]
+        last[category] = bench.serve([f"{user}"], category=category)
+        if user >= 20 and user % 2 == 0:
+            bench.serve([f"{user - 20}", f"{user - 20} two"], category="chat")
+    bench.refit()
+    if rule == "wa":  # its tables hold logarithms
+        assert value_at(bench.table(last["chat"]), 10.0) > value_at(bench.table(last["batch"]), 10.0)
+        assert bench.policy.known_classes == (NEW_GROUPS + 2) * TURN_GROUPS < bench.policy.classes
+    else:
+        assert value_at(bench.table(last["chat"]), 10.0) > 3.0 * value_at(bench.table(last["batch"]), 10.0)
+    numbers = {name: last[name].features.category for name in ("chat", "batch", "rare 590")}
+    assert len(set(numbers.values())) == 3 and numbers["rare 590"] == 0
+    unnamed = bench.serve(["nobody's"])
+    assert unnamed.features.category == 0
+    assert unnamed.newest == bench.serve(["rare"], category="never seen").newest
+
+
+def test_many_categories_cost_few_classes() -> None:
+    bench = Bench(rule="wa")
+    for request in range(5000):
+        bench.serve([f"{request}"], category=f"category {request % 50}")
+    assert len({key.category for key in bench.policy.combined.keys}) <= CATEGORIES
+    assert bench.policy.known_classes <= bench.policy.classes
 
 
 def test_a_feature_that_says_nothing_leaves_the_curve_alone() -> None:

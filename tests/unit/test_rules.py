@@ -29,7 +29,7 @@ def test_lru_is_the_first_and_the_guard_may_choose_it_and_its_home_rules() -> No
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_has_a_number_for_all_features_and_a_row_in_the_reference(name: str) -> None:
     rule = RULES[name]
-    most = Features(gap=5, new=3, turn=4, reply_end=3, tenant=9, level=3, group=1, odds=7)
+    most = Features(gap=5, new=3, turn=4, reply_end=3, tenant=9, level=3, group=1, odds=7, category=7)
     for features in (Features(), most):
         for log_odds in (-100.0, 0.0, 100.0):
             assert 0 <= rule.class_of(features, log_odds) < rule.classes

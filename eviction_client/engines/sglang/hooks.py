@@ -29,6 +29,7 @@ from eviction_client.engines.sglang.requests import (
     completed,
     id_of,
     is_conversation,
+    kind_of,
     reply_end_of,
     session_of,
     space_of,
@@ -96,7 +97,7 @@ class Hooks:
                     self.plugin.admitted(
                         *(id_of(req), req.origin_input_ids_unpadded),
                         session=session_of(req),
-                        category=category_of(req),
+                        category=kind_of(req),
                         user=user_of(req),
                     )
         except Exception as error:
@@ -210,6 +211,7 @@ class Hooks:
             hints=Hints.of(arguments_of(req)),
             token_ids=req.origin_input_ids,
             tenant=tenant_of(req),
+            category=category_of(req),
         )
 
     def _path_of(self, node_id: Any) -> list[Any]:

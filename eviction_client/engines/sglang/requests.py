@@ -7,7 +7,7 @@ from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_MATCHED_TOKEN
 
 from eviction_client.tenants import digest_of
-from lpc.wire.session import hashed, key_of, name_of, user_name
+from lpc.wire.session import category_name, hashed, key_of, kind_name, name_of, user_name
 
 
 def is_conversation(req: Any) -> bool:
@@ -39,8 +39,13 @@ def id_of(req: Any) -> str:
 
 
 def category_of(req: Any) -> str:
-    """Return the digest of the LoRA adapter's id; empty without one."""
-    return name_of(str(req.lora_id)) if req.lora_id else ""
+    """Return the digest of the category that the caller named, which groups reuse classes; empty without one."""
+    return category_name(arguments_of(req))
+
+
+def kind_of(req: Any) -> str:
+    """Return what the sidecar groups requests by: a digest of the LoRA adapter's id and the category; empty without both."""
+    return kind_name(name_of(str(req.lora_id)) if req.lora_id else "", category_of(req))
 
 
 def tenant_of(req: Any) -> str:

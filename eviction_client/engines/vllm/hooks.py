@@ -35,6 +35,7 @@ from eviction_client.engines.vllm.requests import (
     completed,
     hints_of,
     id_of,
+    kind_of,
     prompt_blocks_of,
     reply_end_of,
     session_of,
@@ -159,7 +160,7 @@ class Hooks:
                     self.plugin.admitted(
                         *(id_of(request), request.prompt_token_ids),
                         session=session_of(request),
-                        category=category_of(request),
+                        category=kind_of(request),
                         user=user_of(request),
                     )
                 self.keep.join(request)
@@ -256,6 +257,7 @@ class Hooks:
                     some_layers=some_layers_of(request),
                     reads_cache=not request.skip_reading_prefix_cache,
                     tenant=tenant_of(request),
+                    category=category_of(request),
                 )
         except Exception as error:
             self.plugin.failed(error)

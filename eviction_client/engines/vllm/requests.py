@@ -6,7 +6,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from eviction_client.policy.hints import NO_HINTS, Hints
 from eviction_client.tenants import digest_of
-from lpc.wire.session import key_of, name_of, user_name
+from lpc.wire.session import category_name, key_of, kind_name, name_of, user_name
 
 _COMPLETED: Final = frozenset(
     (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
@@ -59,8 +59,14 @@ def id_of(request: Request) -> str:
 
 
 def category_of(request: Request) -> str:
-    """Return the digest of the LoRA adapter's name; empty without one."""
-    return "" if request.lora_request is None else name_of(request.lora_request.lora_name)
+    """Return the digest of the category that the caller named, which groups reuse classes; empty without one."""
+    return category_name(arguments_of(request))
+
+
+def kind_of(request: Request) -> str:
+    """Return what the sidecar groups requests by: a digest of the LoRA adapter's name and the category; empty without both."""
+    lora = "" if request.lora_request is None else name_of(request.lora_request.lora_name)
+    return kind_name(lora, category_of(request))
 
 
 def some_layers_of(request: Request) -> int:

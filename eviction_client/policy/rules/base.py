@@ -76,6 +76,11 @@ class Rule(ABC):
     def class_of(features: Features, log_odds: float) -> int:
         """Return the class of blocks. ``log_odds``: of the continuation probability now."""
 
+    def known(self, categories: int) -> int:
+        """Return how many of its own classes blocks may have. ``categories``: how many have a number."""
+        del categories
+        return self.classes
+
     @abstractmethod
     def tables(self, learned: Learned) -> Steps:
         """Return the tables of its classes, in steps; None: least recently used first."""

@@ -2,8 +2,8 @@
 
 Fields: a time (TIMES), and those of `lpc_apps.logs.chats.body`, in the record or in its field `request`. Optional: `response`
 (the reply's text, its message, or a whole response), `session_id`, `user`, `usage` (`prompt_tokens`, `completion_tokens`, or
-Anthropic's), `category`, `server` (`vllm` or `sglang`). Of the APIs' own fields `conversation` (responses) is a session, and
-`metadata.user_id` (Anthropic) a user: https://platform.openai.com/docs/api-reference/responses/create,
+Anthropic's), `category` (else `lpc_category` of `vllm_xargs` or `custom_params`), `server` (`vllm` or `sglang`). Of the APIs'
+own fields `conversation` (responses) is a session, and `metadata.user_id` (Anthropic) a user: https://platform.openai.com/docs/api-reference/responses/create,
 https://docs.anthropic.com/en/api/messages.
 Rows of AIPerf's traces with text (`messages`, `text_input` or `payload`, and `output_length`) have their times in milliseconds.
 """
@@ -83,7 +83,7 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         user=_name(body, "user") or name_of(object_of(body.get("metadata")).get("user_id")) or "",
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        category=_name(record, "category") or "chat",
+        category=_name(record, "category") or _argument(body, "lpc_category") or "chat",
         scope=prompt.scope,
         left_out=prompt.left_out,
         ids=ids_of(inside | record, answer),
@@ -147,6 +147,13 @@ def _response(value: Any) -> Any:
     found = _body(value)
     is_body = not isinstance(value, str) or not {"choices", "output", "usage"}.isdisjoint(found)
     return found if found and is_body else value
+
+
+def _argument(body: Record, field: str) -> str | None:
+    """Return an argument for the plug-in in vLLM or SGLang."""
+    return next(
+        filter(None, (name_of(object_of(body.get(place)).get(field)) for place in ("vllm_xargs", "custom_params"))), None
+    )
 
 
 def _name(record: Record, field: str) -> str | None:

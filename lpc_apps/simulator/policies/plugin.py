@@ -71,7 +71,9 @@ class PluginPolicy(EvictionPolicy[Piece]):
         """
         self._now = now
         prompt = prompt_of(turn, self.workload.paths.of(turn))
-        request = self._requests[turn] = TrackedRequest(turn, prompt, started_at=now, tenant=turn.tenant)
+        request = self._requests[turn] = TrackedRequest(
+            turn, prompt, started_at=now, tenant=turn.tenant, category=self._category(turn)
+        )
         self.core.started(request)
         pool = self._pool
         if pool is not None:
@@ -100,7 +102,9 @@ class PluginPolicy(EvictionPolicy[Piece]):
         self._now = now
         path = self.workload.paths.of(turn)
         group, log_odds = self._prediction(turn, now)
-        self._finished = request = self._requests.pop(turn, None) or TrackedRequest(turn, tenant=turn.tenant)
+        self._finished = request = self._requests.pop(turn, None) or TrackedRequest(
+            turn, tenant=turn.tenant, category=self._category(turn)
+        )
         pool = self._pool
         self.core.finished(
             request,
@@ -144,6 +148,10 @@ class PluginPolicy(EvictionPolicy[Piece]):
         """Return the piece to evict under the rule in force."""
         self._now = now
         return self.queue.first()
+
+    def _category(self, turn: Turn) -> str:
+        """Return the category that the caller names; empty: none."""
+        return turn.category if self.settings.categories else ""
 
     def _prediction(self, turn: Turn, now: float) -> tuple[int, float | None]:
         """Return the sidecar's group, 0 without one, and the log-odds of its continuation probability."""

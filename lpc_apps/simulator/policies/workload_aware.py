@@ -25,6 +25,7 @@ What is ours:
 - Offset decides between blocks of one request only. Two requests never have the same value, unless they arrive at once.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -53,6 +54,8 @@ REMEMBERED: Final = 100_000
 REFIT_S: Final = 60.0
 REFIT_TURN: Final = 40, 300
 """A refit waits for a turn per this number of awaited segments, and for this number of them per class: 20 us per turn."""
+FLAT: Final = 1e-12
+"""Fall per second of the logarithm of a value that is constant."""
 LIFE_RATE: Final = 0.01
 """Weight of an eviction in the running mean of the blocks' life."""
 
@@ -240,7 +243,7 @@ class WorkloadAware(EvictionPolicy[AgingPiece]):
         for key, members in self._classes.items():
             if members.arrivals:
                 q, tau = self.times.laws.get(key, self.times.default)
-                heads.append((members, log_value(q, tau, self.life), 1.0 / tau))
+                heads.append((members, *self.law(q, tau)))
         out: list[Chunk] = []
         while count:
             lowest, chosen = float("inf"), heads[0][0]
@@ -256,6 +259,10 @@ class WorkloadAware(EvictionPolicy[AgingPiece]):
             out += chunks
         return out
 
+    def law(self, q: float, tau: float) -> tuple[float, float]:
+        """Return the logarithm of a class's value at age 0, and by how much it falls in a second."""
+        return log_value(q, tau, self.life), 1.0 / tau
+
     def class_of(self, turn: Turn) -> int:
         """Return the number of a request's class."""
         number = self._categories.get(turn.category)
@@ -264,6 +271,35 @@ class WorkloadAware(EvictionPolicy[AgingPiece]):
             if number < CATEGORIES - 1:
                 self._categories[turn.category] = number
         return number * TURNS + min(turn.turn, TURNS) - 1
+
+
+@register
+class WithoutLife(WorkloadAware):
+    """Counts a reuse at any time, not only one within the blocks' life."""
+
+    name = "wa-no-life"
+    title = "Workload-aware, without life"
+    rule = "the lowest q exp(-age / tau), deepest block first"
+    source = "ablation of wa: a reuse counts even if the block will be evicted before it"
+
+    def law(self, q: float, tau: float) -> tuple[float, float]:
+        """Return the logarithm of q, and by how much the value falls."""
+        return math.log(q), 1.0 / tau
+
+
+@register
+class WithoutDistribution(WorkloadAware):
+    """Orders classes by the share of their blocks that are used again; the time of the reuse does not count."""
+
+    name = "wa-no-distribution"
+    title = "Workload-aware, without distribution"
+    rule = "the class of lowest q, its oldest block first; deepest block first"
+    source = "ablation of wa: the class's share of reused blocks, without the distribution of reuse times"
+
+    def law(self, q: float, tau: float) -> tuple[float, float]:
+        """Return the logarithm of q, which hardly falls: of classes with equal q the older block goes first."""
+        del tau
+        return math.log(q), FLAT
 
 
 def _shrunk(own: Counts, parent: Counts) -> Counts:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lpc_apps.simulator.capacity import capacity_in_words, conversation_tokens
+from lpc_apps.simulator.capacity import capacity_in_words, conversation_tokens, predictor_in_words
 from lpc_apps.simulator.kv_memory import GIB, KvMemory, Memory
 from lpc_apps.simulator.summary import derived
 from lpc_apps.simulator.workload import Turn, Workload
@@ -55,6 +55,26 @@ def test_the_return_of_more_memory_counts_the_price_of_all_gpus(gpus: int) -> No
 def test_without_lru_only_the_sizes_are_given() -> None:
     rows = derived([row("mq", size, 0.5) for size in (16_384, 32_768)])
     assert "LRU" not in capacity_in_words(rows, Memory(KIB_64, GIB, 0), Memory(KIB_64, GIB, 0).marks(2048), 2048)
+
+
+def test_a_predictor_on_the_gpu_makes_the_cache_smaller_by_multiples_of_its_memory() -> None:
+    memory = Memory(KIB_64, 4 * GIB, 0, predictor=GIB / 2)
+    left = memory.left_by_predictor(2048)
+    assert left == {0: 65_536, 1: 57_344, 2: 49_152, 4: 32_768}
+    rows = [row("lru", 65_536, 0.3), *(row("plugin-sidecar", size, size / 100_000) for size in left.values())]
+    assert predictor_in_words(derived(rows), memory, left) == (
+        "The sidecar's model takes 0.5 GiB from the cache. LRU with the whole memory serves 30.0%. "
+        "plugin-sidecar serves 65.5%, **57.3%**, 49.2%, 32.8% with a cache that is smaller by 0, 1, 2, 4 times that memory."
+    )
+
+
+def test_multiples_of_the_predictor_that_leave_no_room_are_named() -> None:
+    memory = Memory(KIB_64, GIB, 0, predictor=0.4 * GIB)
+    left = memory.left_by_predictor(2048)
+    assert left == {0: 16_384, 1: 9_830, 2: 3_276}
+    text = predictor_in_words(derived([row("lru", 1, 0.3)]), memory, left)
+    assert text.endswith("4 times that memory leave no room for a conversation.") and "LRU" not in text
+    assert Memory(KIB_64, GIB, 0).left_by_predictor(2048) == {}
 
 
 def test_a_conversation_has_the_median_of_the_longest_turns() -> None:

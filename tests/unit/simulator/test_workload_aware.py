@@ -1,5 +1,6 @@
 """The policy `wa`: traffic that could refute it, its order, and its bounds."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings, workload_aware
+from lpc_apps.simulator.policies.plugin import PluginPolicy
 from lpc_apps.simulator.policies.workload_aware import REMEMBERED, TURNS, ReuseTimes, WorkloadAware
 from lpc_apps.simulator.segments import Segment
 from lpc_apps.simulator.workload import Turn, Workload
@@ -164,3 +166,40 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(classes) == workload_aware.CATEGORIES * TURNS
     assert tested.class_of(asked("category 0", 3)) != tested.class_of(asked("category 0", 4))
     assert tested.class_of(asked("category 0", TURNS)) == tested.class_of(asked("category 0", 40))
+
+
+def test_an_ablation_leaves_out_one_factor_of_the_value() -> None:
+    workload = conversations(swapped, 0)
+    q, tau, life = 0.4, 50.0, 20.0
+    laws = {}
+    for name in ("wa", "wa-no-life", "wa-no-distribution"):
+        policy = REGISTRY[name](1_000, workload, PolicySettings())
+        assert isinstance(policy, WorkloadAware)
+        policy.life = life
+        laws[name] = policy.law(q, tau)
+    assert laws["wa"] == pytest.approx((math.log(q * (1 - math.exp(-life / tau))), 1 / tau))
+    assert laws["wa-no-life"] == pytest.approx((math.log(q), 1 / tau))
+    assert laws["wa-no-distribution"] == pytest.approx((math.log(q), 0.0), abs=1e-9)
+
+
+def test_the_plug_in_knows_the_categories_only_if_callers_name_them() -> None:
+    """One category returns after 20 s, the other after 600 s; their prompts are alike."""
+
+    def apart(category: str, at: float) -> tuple[float, float]:
+        del at
+        return (0.8, 20.0) if category == "a" else (0.8, 600.0)
+
+    workload = conversations(apart, 0)
+    capacity = int(0.2 * workload.working_set_tokens())
+    rates, categories = [], []
+    for named in (False, True):
+        made: list[PluginPolicy] = []
+
+        def build(blocks: int, named: bool = named, made: list[PluginPolicy] = made) -> PluginPolicy:
+            made.append(PluginPolicy(blocks, workload, PolicySettings(rule="wa", categories=named)))
+            return made[0]
+
+        rates.append(100 * simulate(workload, capacity, build).hit_rate)
+        categories.append({key.category for key in made[0].core.combined.keys})
+    assert categories == [{0}, {0, 1, 2}]
+    assert rates[1] > rates[0] + 0.5, rates
