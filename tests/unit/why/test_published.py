@@ -1,7 +1,7 @@
 """`lpc why` finds the causes that kvlint and Prefixwise document, in logs of our own.
 
-kvlint 0.1.1 (docs/RULES.md of its repository) documents eight rules, with the values that each finds. Prefixwise (release notes
-and PyPI pages of 0.4 to 0.12) documents changes of a request, and causes inside of engines, which a log of requests cannot show.
+kvlint 0.1.1 (docs/RULES.md of its repository) documents eight rules, with the values that each finds. Prefixwise (release
+notes and PyPI pages of 0.4 to 0.12) documents changes of a request, and causes in engines, which a log cannot show.
 """
 
 import random
