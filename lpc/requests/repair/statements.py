@@ -130,8 +130,8 @@ _TASK: Final = re.compile(r"[ \t]{0,16}(?:[-*+]|[0-9]{1,4}[.)])[ \t]{1,4}\[[ xX~
 LABELS: Final = (TIME_LABEL, ID_LABEL, COUNTER_LABEL, USER_LABEL, DIGEST_LABEL)
 
 
-def _of_openings() -> list[str]:
-    """Return expressions that find all labels at the beginning of a line or sentence, and lines of tasks.
+def expressions() -> list[str]:
+    """Return the expressions that find all labels at the beginning of a line or sentence, and lines of tasks.
 
     Each begins with one character, which RE2 finds by itself, and has no more than what `re` and RE2 have in common. So what a
     label looks ahead at is part of its match here.
@@ -150,7 +150,7 @@ def _compiled(expression: str) -> Any:
     return re2.compile(expression.encode(), options)
 
 
-_OPENINGS: Final = tuple(_compiled(expression) for expression in _of_openings())
+_OPENINGS: Final = tuple(_compiled(expression) for expression in expressions())
 
 
 def openings(text: str) -> list[int]:
