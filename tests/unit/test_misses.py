@@ -308,16 +308,16 @@ def test_blocks_that_only_the_history_of_uses_has_forgotten_are_not_changed() ->
 
 def test_each_request_is_logged_with_its_sources_if_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "eviction_client.observability.miss_log")
-    prompts = [list(range(100 * number, 100 * number + 41)) for number in range(4)]
+    prompts = [list(range(100 * number, 100 * number + 41)) for number in range(2)]
     silent, engine = Engine(12), Engine(12, settings=ClientSettings(log_misses=True))
     expected = []
-    for prompt in (prompts[0], prompts[0], *prompts, [*prompts[3][:21], *range(900, 920)], prompts[0]):
+    for prompt in (prompts[0], prompts[0], prompts[1], [*prompts[1][:21], *range(900, 920)], prompts[0]):
         silent.serve(prompt)
         expected.append({source: tokens for source, tokens in engine.serve(prompt).items() if tokens})
-    lines = [record.getMessage() for record in caplog.records]
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith("miss_log")]
     heads, figures = zip(*map(_parts, lines), strict=True)
     assert list(figures) == expected and {source for one in expected for source in one} >= {"cached", "evicted", "new", "short"}
-    assert list(heads) == [f'learned prefix cache: prompt tokens of "{number}"' for number in range(1, 9)]
+    assert list(heads) == [f'learned prefix cache: prompt tokens of "{number}"' for number in range(1, 6)]
     log_misses("x\n" * 300, {"cached": 0, "new": 5})
     assert len(caplog.records[-1].getMessage()) < 700 and "\n" not in caplog.records[-1].getMessage()
 

@@ -286,6 +286,9 @@ def _raw(
         return "{" + ", ".join(pieces[key] for key in new) + "}"
     if isinstance(old, list) and isinstance(new, list):
         known = [(at, to) for _, at, to in _members(text, start, old, ())] if elements is None else elements
+        texts = {id(one): text[at:to] for one, (at, to) in zip(old, known, strict=True)}
+        if None not in (same := [texts.get(id(one)) for one in new]):
+            return f"[{', '.join(map(str, same))}]"
         places = {id(one): (at, to, one) for one, (at, to) in zip(old, known, strict=True)}
         found = []
         for one in new:
