@@ -150,7 +150,7 @@ def _compiled(expression: str) -> Any:
     return re2.compile(expression.encode(), options)
 
 
-_OPENINGS: Final = tuple(_compiled(expression) for expression in expressions())
+OPENINGS: Final = tuple(_compiled(expression) for expression in expressions())
 
 
 def openings(text: str) -> list[int]:
@@ -158,7 +158,7 @@ def openings(text: str) -> list[int]:
     text = "\n" + text[:MOST_CHARS]
     # A surrogate without its other half becomes one character.
     data: Any = text if re2 is None else text.encode(errors="replace")
-    found = sorted(match.start() for one in _OPENINGS for match in islice(one.finditer(data), MOST_OPENINGS))
+    found = sorted(match.start() for one in OPENINGS for match in islice(one.finditer(data), MOST_OPENINGS))
     return list(_lows(text, found if len(data) == len(text) else _in_chars(data, found)))
 
 

@@ -227,7 +227,7 @@ def test_labels_are_found_alike_with_and_without_re2(monkeypatch: pytest.MonkeyP
     ]
     found = [statements.openings(text) for text in texts]
     monkeypatch.setattr(statements, "re2", None)
-    monkeypatch.setattr(statements, "_OPENINGS", tuple(re.compile(one) for one in statements.expressions()))
+    monkeypatch.setattr(statements, "OPENINGS", tuple(re.compile(one) for one in statements.expressions()))
     assert [statements.openings(text) for text in texts] == found
     assert any(found)
 

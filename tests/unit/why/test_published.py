@@ -1,6 +1,6 @@
 """`lpc why` finds the causes that kvlint and Prefixwise document, in logs of our own.
 
-kvlint 0.1.1 (docs/RULES.md of its repository) documents eight rules, with the values that each finds. Prefixwise (release
+kvlint 0.1.1 documents eight rules on a page of its repository, with the values that each finds. Prefixwise (release
 notes and PyPI pages of 0.4 to 0.12) documents changes of a request, and causes in engines, which a log cannot show.
 """
 

@@ -55,11 +55,7 @@ async def until_held(gateway: Running, engine: EngineDouble, count: int) -> None
 async def test_a_request_waits_in_the_gateway_until_the_first_token_of_the_one_before() -> None:
     engine = EngineDouble()
     engine.go.clear()
-    async with (
-        serve_double(engine),
-        a_gateway(engine, **QUEUE) as gateway,
-        asking(gateway, [engine], "a", "b") as (first, second),
-    ):
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, [engine], "a", "b") as (first, second):
         await until_held(gateway, engine, 1)
         assert len(engine.completions) == 1
         engine.go.set()
@@ -71,11 +67,7 @@ async def test_a_request_waits_in_the_gateway_until_the_first_token_of_the_one_b
 async def test_a_client_that_leaves_while_its_request_is_held_is_taken_out() -> None:
     engine = EngineDouble()
     engine.go.clear()
-    async with (
-        serve_double(engine),
-        a_gateway(engine, **QUEUE) as gateway,
-        asking(gateway, [engine], "a", "b") as (first, second),
-    ):
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, [engine], "a", "b") as (first, second):
         await until_held(gateway, engine, 1)
         second.cancel()
         await until_held(gateway, engine, 0)
@@ -87,11 +79,7 @@ async def test_a_client_that_leaves_while_its_request_is_held_is_taken_out() -> 
 async def test_a_client_that_leaves_during_its_prefill_lets_the_next_one_in() -> None:
     engine = EngineDouble()
     engine.go.clear()
-    async with (
-        serve_double(engine),
-        a_gateway(engine, **QUEUE) as gateway,
-        asking(gateway, [engine], "a", "b") as (first, second),
-    ):
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, [engine], "a", "b") as (first, second):
         await until_held(gateway, engine, 1)
         first.cancel()
         await eventually(lambda: len(engine.completions) == 2)
@@ -117,11 +105,7 @@ async def test_a_request_that_is_held_for_too_long_gets_one_clear_error() -> Non
     engine = EngineDouble()
     engine.go.clear()
     limited = {**QUEUE, "gateway_queue_timeout_s": 0.5}
-    async with (
-        serve_double(engine),
-        a_gateway(engine, **limited) as gateway,
-        asking(gateway, [engine], "a", "b") as (first, second),
-    ):
+    async with serve_double(engine), a_gateway(engine, **limited) as gateway, asking(gateway, [engine], "a", "b") as (first, second):
         refused = await second
         assert refused.status_code == 503 and "LPC_GATEWAY_QUEUE_TIMEOUT_S" in refused.text
         engine.go.set()
@@ -148,11 +132,7 @@ async def test_answers_without_a_stream_are_not_held_while_the_engines_speed_is_
 async def test_nothing_is_held_for_an_engine_whose_cache_has_no_known_size() -> None:
     engine = EngineDouble()
     engine.go.clear()
-    async with (
-        serve_double(engine),
-        a_gateway(engine, gateway_queue="warm-first") as gateway,
-        asking(gateway, [engine], "a", "b"),
-    ):
+    async with serve_double(engine), a_gateway(engine, gateway_queue="warm-first") as gateway, asking(gateway, [engine], "a", "b"):
         await eventually(lambda: len(engine.completions) == 2)
         engine.go.set()
 
@@ -324,11 +304,7 @@ async def test_an_engines_count_of_first_tokens_is_read(text: str, count: int | 
 
 async def test_a_client_that_reads_no_further_than_the_first_token_holds_nobody() -> None:
     engine = EngineDouble(hold_after=2)
-    async with (
-        serve_double(engine),
-        a_gateway(engine, **QUEUE) as gateway,
-        asking(gateway, [engine], "a", "b") as (first, second),
-    ):
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, [engine], "a", "b") as (first, second):
         await eventually(lambda: len(engine.completions) == 2)
         assert await held(gateway, engine) == 0
         engine.further.set()
