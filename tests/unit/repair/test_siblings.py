@@ -1,6 +1,7 @@
 """Bodies of an adversary: a repair changes one line, and all other bytes are as they were, in every API and form of JSON."""
 
 import json
+import random
 import re
 from typing import Any
 
@@ -220,16 +221,45 @@ def test_an_object_is_read_as_json_reads_it(text: str) -> None:
         assert all(json.loads(text[start:end]) == found.fields[name] for name, (start, end) in found.places.items())
 
 
-def test_labels_are_found_alike_with_and_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [
-        *(case for case in CASES.values()),
-        f"{LINE}\né Turn: 5. Request ID: 8f3e91aa77! User: a\n- [ ] task\nheute",
-    ]
-    found = [statements.openings(text) for text in texts]
+FINDERS = (statements.times, statements.ids, statements.counters, statements.users, statements.digests, statements.tasks)
+LABELS = [
+    "Current time",
+    "now",
+    "Turn: 5",
+    "- [ ] a",
+    "The request id is 8f3e91aa77",
+    "User:",
+    "\u0421егодня",
+    "今天",
+    "é",
+    "\n",
+    ". ",
+    "! ",
+]
+LABELS += [
+    "? ",
+    " ",
+    "#",
+    "hash:",
+    "\u00a0",
+    "\u0130",
+    "\u017fession id",
+    "your ",
+    "\ud800",
+    ": 11:39",
+    "2026-11-30",
+    "a@example.com",
+]
+
+
+def test_statements_are_found_alike_with_and_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(4)
+    texts = ["".join(rng.choices(LABELS, k=rng.randrange(1, 16))) for _ in range(1000)]
+    found = [[list(find(text)) for find in FINDERS] for text in texts]
     monkeypatch.setattr(statements, "re2", None)
     monkeypatch.setattr(statements, "OPENINGS", tuple(re.compile(one) for one in statements.expressions()))
-    assert [statements.openings(text) for text in texts] == found
-    assert any(found)
+    assert [[list(find(text)) for find in FINDERS] for text in texts] == found
+    assert sum(any(one) for one in found) > 100
 
 
 def test_tools_of_two_tenants_are_sorted_alike_and_hold_nothing_of_each_other() -> None:
