@@ -11,6 +11,7 @@ from eviction_client.block_hash import BlockHash
 from eviction_client.events import Events
 from eviction_client.fleet_pool import FleetPool
 from eviction_client.observability.lru_gain import under_lru
+from eviction_client.observability.miss_log import log_misses
 from eviction_client.observability.misses import HitUnit, Misses
 from eviction_client.observability.rule_log import RuleLog
 from eviction_client.observability.thrash_log import ThrashLog
@@ -88,6 +89,7 @@ class Learner:
         self.guard_failures = 0
         self.on_tick: list[Callable[[], None]] = []
         self._shadow = settings.shadow
+        self._logs_misses = settings.log_misses
         self._capacity = capacity
         self._predictor = predictor
         self._pool = pool
@@ -168,6 +170,8 @@ class Learner:
             elsewhere={} if self._pool is None else self._pool.elsewhere,
             in_use=self.in_use,
         )
+        if self._logs_misses:
+            self._explain(log_misses, request.request_id, self.misses.latest)
         above = ghosts.caches[self.rule]
         for tier in self.tiers:  # first, while the ghost caches of the pool have not seen this request
             tier.learn(request, above)

@@ -53,6 +53,11 @@ class ClientSettings(RedisSettings):
     shadow: bool = Field(
         default=False, description="dry run: keep the engine's own order and only report what the plug-in's would hit"
     )
+    log_misses: bool = Field(
+        default=False,
+        description="log at INFO, for each finished request, its prompt tokens by source: cached, evicted, changed and others, "
+        "with the engine's id of the request. No text",
+    )
     lru_file: Path = Field(
         default=Path("/tmp/lpc-lru"),
         description="while this file exists, the engine has its own order, as without the plug-in, but predictions and ghost "

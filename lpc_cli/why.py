@@ -56,6 +56,10 @@ WARNINGS: Final = {
         "user's text behind a tool's result, in a loop with thoughts",
         "templates then leave out the thoughts before it: put the text inside the tool's result",
     ),
+    "other_scope": (
+        "model or cache salt other than the conversation's last prompt",
+        "nothing of the conversation is cached there: keep a conversation on one model and salt",
+    ),
 }
 """Name of each warning, and what to do. Whether a prompt misses depends on the model's template."""
 SEARCH: Final = "looking for causes"

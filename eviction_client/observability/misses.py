@@ -134,6 +134,7 @@ class Misses:
 
     Attributes:
         tokens: prompt tokens by source.
+        latest: those of the last finished request; empty: it was not counted.
         hits: where the engine's hits end.
         unused: evicted tokens by the time since their last use; see `UNUSED`.
         changed: tokens of ``changed`` by how the prompt was changed (`CHANGES`), and by position; see `CHANGED_FROM`.
@@ -147,6 +148,7 @@ class Misses:
 
     def __init__(self, capacity: int, block_tokens: int, *, every: int, hits: HitUnit | None = None) -> None:
         self.tokens = dict.fromkeys(SOURCES, 0)
+        self.latest: Mapping[str, int] = {}
         self.unused = dict.fromkeys(UNUSED, 0)
         self.changed = {(change, str(bound)): 0 for change in CHANGES for bound in CHANGED_FROM}
         self.followed = dict.fromkeys(("all", *RULES), 0)
@@ -186,6 +188,7 @@ class Misses:
             in_use: blocks that requests hold, on average.
         """
         prompt, cached = request.blocks[: request.prompt_blocks], request.cached
+        self.latest = {}
         if request.conversation is not None and cached is not None and request.prompt_tokens:
             cached = min(cached, request.prompt_tokens)
             evicted = self._count(request, prompt, cached, ghosts, elsewhere)
@@ -255,6 +258,7 @@ class Misses:
         part = max(min(repeated, last), done)
         counts["part_block"] += part - done
         counts["short"] += request.prompt_tokens - part
+        self.latest = counts
         for source, tokens in counts.items():
             self.tokens[source] += tokens
         self.repeated_prefill.note(request.prompt_tokens - cached, counts["evicted"])

@@ -4,19 +4,19 @@
 2. All rules of the safety A and B that match are replayed together. Those without which the log hits as much are left out.
 3. A rule of the safety C is replayed in place of the rule that moves the same content. It is never proposed, only compared.
 
-A log has no ids of calls, so `call-ids` matches nothing in it.
+Ids of calls count only for models whose templates print them. Their prompts have the ids in this replay, and in no other one.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from lpc.requests.repair import RULES, Change, Rule, repaired
 from lpc.requests.rules import Kind
 from lpc_apps.logs.chats.fields import as_json
-from lpc_apps.logs.chats.request import LoggedMessage, LoggedRequest, Part
+from lpc_apps.logs.chats.request import LoggedMessage, LoggedRequest, OfCall, Part, of_call
 from lpc_apps.logs.traces.chat import BLOCK_CHARS
 from lpc_apps.why.analysis import EXAMPLES, REPORTED
 from lpc_apps.why.prompts import Prompt, Prompts, block_tokens_of
@@ -29,6 +29,10 @@ IN_PLACE_OF: Final[Mapping[str, str]] = {
     "drop-billing": "move-digest",
 }
 """Rules of the safety C, and the rule that moves what they round or remove."""
+
+
+PRINTING: Final = ("mistral", "mixtral", "ministral", "magistral", "devstral", "codestral", "pixtral", "kimi")
+"""Parts of the names of models whose templates print ids of calls, in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ def repairs_of(requests: Sequence[LoggedRequest], prompts: Prompts) -> Repairs:
 class _Log:
     def __init__(self, requests: Sequence[LoggedRequest], prompts: Prompts) -> None:
         self._requests, self._prompts = requests, prompts
-        self._read = [prompts.prompt(request) for request in requests]
+        self._read = [prompts.prompt(_printed(request)) for request in requests]
         self._tokens_of_block = block_tokens_of(self._read)
         self.changed: dict[Rule, tuple[list[Change], set[int]]] = {rule: ([], set()) for rule in RULES}
         """By rule: what it changes, and the numbers of the requests."""
@@ -143,7 +147,9 @@ class _Log:
         if key not in self._replayed:
             concerned = set[int]().union(*(self.changed[rule][1] for rule in rules))
             self._replayed[key] = self._hits(
-                self._prompts.prompt(repaired_request(request, rules, self._prompts.kind)) if number in concerned else prompt
+                self._prompts.prompt(_printed(repaired_request(request, rules, self._prompts.kind)))
+                if number in concerned
+                else prompt
                 for number, (request, prompt) in enumerate(zip(self._requests, self._read, strict=True))
             )
         return self._replayed[key]
@@ -159,21 +165,58 @@ class _Log:
         return Hits(*(round(count * self._tokens_of_block / BLOCK_CHARS) for count in (total, hits)))
 
 
+def _prints_ids(request: LoggedRequest) -> bool:
+    model = request.scope[0].lower() if request.scope else ""
+    return any(name in model for name in PRINTING)
+
+
+def _printed(request: LoggedRequest) -> LoggedRequest:
+    """Return a request with the ids of its calls as text, if the model's template prints them."""
+    if not _prints_ids(request):
+        return request
+    messages = tuple(
+        LoggedMessage(message.role, tuple(one for part in message.parts for one in _with_id(part)))
+        for message in request.messages
+    )
+    return replace(request, messages=messages)
+
+
+def _with_id(part: Part) -> Iterator[Part]:
+    if isinstance(part, OfCall):
+        yield Part("data", part.call_id)
+    yield part
+
+
 def body_of(request: LoggedRequest) -> dict[str, Any]:
-    """Return a logged request as the body of a chat. Parts other than text and calls stand there by their number."""
+    """Return a logged request as the body of a chat. Parts other than text and calls stand there by their number.
+
+    Ids of calls are there if the model's template prints them.
+    """
+    prints = _prints_ids(request)
     messages = [
-        {"role": message.role, "content": [_content(part, number) for number, part in enumerate(message.parts)]}
+        {
+            "role": message.role,
+            "content": [_content(part, number, prints) for number, part in enumerate(message.parts)],
+            **({"tool_call_id": call_id} if prints and (call_id := _call_of(message)) else {}),
+        }
         for message in request.messages
     ]
     body: dict[str, Any] = {"messages": messages, "tools": [_loaded(part.text) for part in request.tools]}
     return {"model": request.scope[0], **body} if request.scope else body
 
 
-def _content(part: Part, number: int) -> dict[str, Any]:
+def _call_of(result: LoggedMessage) -> str:
+    """Return the id of the call of a tool's result; empty: none."""
+    first = result.parts[0] if result.role == "tool" and result.parts else None
+    return first.call_id if isinstance(first, OfCall) else ""
+
+
+def _content(part: Part, number: int, prints: bool) -> dict[str, Any]:
     if part.kind == "text":
         return {"type": "text", "text": part.text}
     if part.kind == "call" and isinstance(call := _loaded(part.text), list) and len(call) == 2:
-        return {"type": "tool_use", "input": call[1], "name": call[0]}
+        found = {"type": "tool_use", "input": call[1], "name": call[0]}
+        return {**found, "id": part.call_id} if prints and isinstance(part, OfCall) else found
     return {"type": part.kind, "number": number}
 
 
@@ -205,7 +248,9 @@ def _message(changed: Any, before: LoggedMessage) -> LoggedMessage:
         if one["type"] == "text":
             parts.append(Part("text", one["text"]))
         elif one["type"] == "tool_use":
-            parts.append(Part("call", as_json([one["name"], one["input"]])))
+            parts.append(of_call(Part("call", as_json([one["name"], one["input"]])), one.get("id")))
         else:
             parts.append(before.parts[one["number"]])
+    if parts and "tool_call_id" in changed:
+        parts[0] = of_call(Part(*parts[0]), changed["tool_call_id"])
     return LoggedMessage(before.role, tuple(parts))

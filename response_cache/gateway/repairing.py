@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, Final, Literal, NamedTuple
 
-from lpc.requests.repair import Repaired, Rule, repaired, rules_of, written
+from lpc.requests.repair import Read, Repaired, Rule, repaired, rules_of, written
 from lpc.requests.rules import Kind
 from lpc.wire.bugs import log_bug
 from response_cache.gateway.metrics import Metrics
@@ -70,13 +70,14 @@ class Repairing:
         """Return the rules of a scope."""
         return self._by_scope.get(scope, self._rules)
 
-    def repair(self, fields: Mapping[str, Any], body: bytes, scope: str, key: Callable[[Mapping[str, Any]], bytes]) -> Repair:
+    def repair(self, read: Read, body: bytes, scope: str, key: Callable[[Mapping[str, Any]], bytes]) -> Repair:
         """Return a request after its repair. Never raises: after an error in a rule it is the request as it was.
 
         Args:
-            fields: the JSON object in ``body``, in which no name is there twice.
+            read: the JSON object in ``body``, in which no name is there twice.
             key: returns the key of the conversation of such fields.
         """
+        fields = read.fields
         unchanged = Repair(fields, body, fields)
         rules = self.rules(scope)
         if not rules:
@@ -88,7 +89,7 @@ class Repairing:
             group = self._group(found, key)
             result = unchanged._replace(group=group)
             if group == "repaired":
-                result = Repair(found.fields, written(body.decode(), fields, found).encode(), found.named, group)
+                result = Repair(found.fields, written(read, found).encode(), found.named, group)
         except Exception as error:  # an error of a rule must not fail a request
             self._failures.inc()
             log_bug(log, "a repair rule (the request was sent as it was)", error)

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.requests.possibly import beginning, of_claude_code, turns
+from lpc.requests.repair.reading import Read, read
 from lpc.requests.rules import ANY
 from lpc.requests.surely import chat
 from lpc.wire.headers import Headers
@@ -133,16 +134,17 @@ class Reader:
         # Chats have no token ids.
         parsed = parse(body, self.max_values, token_ids=path != CHAT)
         priority = 0
-        if self.priorities and path in PROMPTS and type(parsed.get("priority")) is int:
+        if self.priorities and path in PROMPTS and type(parsed.fields.get("priority")) is int:
             # It orders the tenant's own held requests. In an engine it would order those of all tenants.
-            priority = parsed.pop("priority")
-            body = json.dumps(parsed, separators=(",", ":")).encode()
-        fields: Mapping[str, Any] = parsed
+            priority = parsed.fields.pop("priority")
+            body = json.dumps(parsed.fields, separators=(",", ":")).encode()
+            parsed = parse(body, self.max_values, token_ids=path != CHAT)
+        fields: Mapping[str, Any] = parsed.fields
         known_to_engines = session_of(fields, headers)
         # What the engine reads, and that in a form in which all turns begin alike.
         named, group = fields, None
         if self.repairing is not None:
-            fields, body, named, group = self.repairing.repair(fields, body, own_scope, partial(_key, headers, tenant))
+            fields, body, named, group = self.repairing.repair(parsed, body, own_scope, partial(_key, headers, tenant))
         others = None if known_to_engines else names_in_other_fields(named, headers)
         name = known_to_engines if others is None else others.conversation
         session = None if others is None else self.tenants.session(tenant, others.conversation)
@@ -189,7 +191,7 @@ def check_type(headers: Headers) -> None:
             raise GatewayError(415, "send the body as JSON in UTF-8, with Content-Type: application/json")
 
 
-def parse(body: bytes, max_values: int, *, token_ids: bool = False) -> dict[str, Any]:
+def parse(body: bytes, max_values: int, *, token_ids: bool = False) -> Read:
     """Return the JSON object of a body. All parsers must read the same in it, because the engine has another one.
 
     ``token_ids``: `NUMBERS` whole numbers of a list count as one value.
@@ -200,18 +202,14 @@ def parse(body: bytes, max_values: int, *, token_ids: bool = False) -> dict[str,
     if values_exceed(body, max_values, NUMBERS if token_ids else 1):
         raise GatewayError(413, f"the body has more than {max_values} values: send fewer")
     try:
-        fields = json.loads(
-            body.decode(), object_pairs_hook=_without_repetition, parse_float=_finite, parse_constant=_refuse_constant
-        )
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
+        found = read(body.decode(), _DECODER)
+    except (ValueError, RecursionError) as error:
         raise GatewayError(
             400, "the body must be one JSON object in UTF-8, without NaN, infinity or numbers of thousands of digits"
-        )
-    if is_deep(fields, body):
+        ) from error
+    if is_deep(found.fields, body):
         raise GatewayError(400, f"the body is nested more deeply than {MAX_DEPTH} levels: send a flatter one")
-    return fields
+    return found
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -230,6 +228,9 @@ def _finite(digits: str) -> float:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(name)
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_without_repetition, parse_float=_finite, parse_constant=_refuse_constant)
 
 
 def question_of(

@@ -191,7 +191,7 @@ SHOWN: Final = {
         *("trace.jsonl:", "First answer", "prompt tokens at", "Llama-3.1-8B takes"),
         "log_format lpc",
     ),
-    "why-prompts-miss.md": ("An infinite cache hits", "rule     hits", "another rule, this size"),
+    "why-prompts-miss.md": ("An infinite cache hits", "rule     hits", "another rule, this size", "learned prefix cache:"),
 }
 """Beginnings of paragraphs that are no commands: output, formulas and files."""
 SHELL: Final = re.compile(r"^```(?:bash|sh|shell|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)

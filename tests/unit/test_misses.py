@@ -1,6 +1,7 @@
 """Where prompt tokens come from: against a cache of which everything is remembered, and source by source."""
 
 import hashlib
+import json
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from eviction_client.background import AtOnce
+from eviction_client.observability.miss_log import log_misses
 from eviction_client.observability.misses import SOURCES
 from eviction_client.plugin import Plugin
 from eviction_client.policy.ghosts import CHOSEN, sampled
@@ -29,12 +31,12 @@ def hashed(token_ids: Sequence[int], salt: str = "") -> list[BlockHash]:
 class Engine:
     """An engine with a plug-in and an LRU cache of ``blocks`` blocks, in which each request takes no time."""
 
-    def __init__(self, blocks: int, store: MemoryStore | None = None) -> None:
+    def __init__(self, blocks: int, store: MemoryStore | None = None, settings: ClientSettings | None = None) -> None:
         self.now = 1.8e9
         self.room = blocks
         self.held: OrderedDict[BlockHash, None] = OrderedDict()
         self.plugin = Plugin(
-            ClientSettings(),
+            settings or ClientSettings(),
             capacity=blocks,
             block_tokens=BLOCK,
             predictor=ScriptedPredictor(),
@@ -302,3 +304,24 @@ def test_blocks_that_only_the_history_of_uses_has_forgotten_are_not_changed() ->
     for _ in range(40):
         engine.serve(text(rng, 100))
     assert engine.serve(prompt) == {"new": 196, "short": 4}
+
+
+def test_each_request_is_logged_with_its_sources_if_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "eviction_client.observability.miss_log")
+    prompts = [list(range(100 * number, 100 * number + 41)) for number in range(2)]
+    silent, engine = Engine(12), Engine(12, settings=ClientSettings(log_misses=True))
+    expected = []
+    for prompt in (prompts[0], prompts[0], prompts[1], [*prompts[1][:21], *range(900, 920)], prompts[0]):
+        silent.serve(prompt)
+        expected.append({source: tokens for source, tokens in engine.serve(prompt).items() if tokens})
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith("miss_log")]
+    heads, figures = zip(*map(_parts, lines), strict=True)
+    assert list(figures) == expected and {source for one in expected for source in one} >= {"cached", "evicted", "new", "short"}
+    assert list(heads) == [f'learned prefix cache: prompt tokens of "{number}"' for number in range(1, 6)]
+    log_misses("x\n" * 300, {"cached": 0, "new": 5})
+    assert len(caplog.records[-1].getMessage()) < 700 and "\n" not in caplog.records[-1].getMessage()
+
+
+def _parts(line: str) -> tuple[str, dict[str, int]]:
+    head, _, figures = line.partition(": {")
+    return head, json.loads("{" + figures)

@@ -4,7 +4,8 @@ A repair changes what the model reads, so each rule is named and states its safe
 them.
 """
 
+from lpc.requests.repair.reading import Read
 from lpc.requests.repair.repairing import RULES, Repaired, repair, repair_bytes, repaired, rules_of, written
 from lpc.requests.repair.rule import SAFETY, Change, Rule
 
-__all__ = ["RULES", "SAFETY", "Change", "Repaired", "Rule", "repair", "repair_bytes", "repaired", "rules_of", "written"]
+__all__ = ["RULES", "SAFETY", "Change", "Read", "Repaired", "Rule", "repair", "repair_bytes", "repaired", "rules_of", "written"]

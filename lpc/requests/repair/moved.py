@@ -6,10 +6,9 @@ from typing import Final
 
 from lpc.requests.repair import statements
 from lpc.requests.repair.copies import at
-from lpc.requests.repair.pattern import form_of
 from lpc.requests.repair.places import head_paths, with_head
-from lpc.requests.repair.rule import Change, Fields, Rule
-from lpc.requests.repair.statements import Statement
+from lpc.requests.repair.rule import Change, Fields, Notes, Rule
+from lpc.requests.repair.statements import Seen, Statement
 
 
 class Moved(Rule):
@@ -23,29 +22,31 @@ class Moved(Rule):
 
     @staticmethod
     @abstractmethod
-    def find(text: str) -> Iterator[Statement]:
+    def find(text: str, seen: Seen = None) -> Iterator[Statement]:
         """Yield the statements of a text that are to be moved, in order."""
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
+    def apply(self, fields: Fields, notes: Notes) -> tuple[Fields, str]:
         """Return the body without its statements, and these."""
         left, texts, found = fields, list[str](), list[Change]()
         # From the end on, so that the paths of earlier texts stay.
         for path in reversed(head_paths(fields)):
             text = at(left, path)
-            taken = list(self.find(text))
+            taken = list(self.find(text, notes.openings.of(text)))
             if not taken:
                 continue
             pieces, done = list[str](), 0
             for one in taken:
                 pieces.append(text[done : one.start])
                 done = one.end
-            without = with_head(left, path, "".join([*pieces, text[done:]]))
+            rest = "".join([*pieces, text[done:]])
+            without = with_head(left, path, rest)
             if without is None:
                 continue
             left = without
+            notes.openings.remove(text, rest, taken)
             texts = [*(one.text for one in taken), *texts]
-            found = [*(Change(self.name, "system", form_of(text, one), one.text) for one in taken), *found]
-        changes += found
+            found = [*(Change(self.name, "system", "", one.text, value=text[slice(*one.value)]) for one in taken), *found]
+        notes.changes.extend(found)
         return left, "\n".join(texts)
 
 

@@ -4,7 +4,7 @@ Bodies of chat completions, Anthropic's messages and the responses API. Texts of
 searched, and nothing but the end of the last one of users and tools is changed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final, cast
 
@@ -12,8 +12,6 @@ from lpc.requests.possibly import INSTRUCTIONS
 from lpc.requests.repair.copies import Edited, Path, at, replaced, without
 from lpc.requests.repair.rule import Fields
 
-MOST_CHARS: Final = 1 << 18
-"""Characters at the beginning of a text in which rules look. The rest of a longer one stays as it is."""
 MOST_TEXTS: Final = 64
 _TEXTS: Final = frozenset({"text", "input_text"})
 _RESULTS: Final = frozenset({"tool", "function"})
@@ -34,7 +32,7 @@ def _head_paths(fields: Fields) -> Iterator[Path]:
         yield from _texts(fields.get(name), (name,))
     listed = messages_of(fields)
     for number, message in enumerate(fields[listed] if listed else ()):
-        if not isinstance(message, Mapping) or message.get("role") not in INSTRUCTIONS:
+        if not isinstance(message, dict) or message.get("role") not in INSTRUCTIONS:
             return
         yield from _texts(message.get("content"), (str(listed), number, "content"))
 
@@ -49,7 +47,7 @@ def _texts(content: Any, path: Path) -> Iterator[Path]:
 
 
 def _is_text(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in _TEXTS and isinstance(part.get("text"), str)
+    return isinstance(part, dict) and part.get("type") in _TEXTS and isinstance(part.get("text"), str)
 
 
 def with_head(fields: Fields, path: Path, text: str) -> Fields | None:
@@ -78,7 +76,7 @@ def with_end(fields: Fields, text: str) -> Fields | None:
     messages = fields[listed]
     for number in range(len(messages) - 1, -1, -1):
         message = messages[number]
-        if not isinstance(message, Mapping):
+        if not isinstance(message, dict):
             return None
         if message.get("type") == "function_call_output":
             name = "output"
@@ -100,7 +98,7 @@ def _appended(content: Any, text: str, kind: str) -> Any:
     last: Any = content[-1] if content else None
     if _is_text(last):
         return replaced(content, (len(content) - 1, "text"), f"{last['text']}\n\n{text}")
-    if isinstance(last, Mapping) and last.get("type") == "tool_result":
+    if isinstance(last, dict) and last.get("type") == "tool_result":
         inner = _appended(last.get("content", ""), text, "text")
         if inner is None:
             return None

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lpc.errors import UsageError
-from lpc.requests.repair.copies import object_in, spliced
 from lpc.requests.repair.moved import MOVED
 from lpc.requests.repair.places import with_end
+from lpc.requests.repair.reading import Read, read_object
 from lpc.requests.repair.rounded import ROUNDED
-from lpc.requests.repair.rule import Change, Fields, Rule
+from lpc.requests.repair.rule import Change, Fields, Notes, Rule
 from lpc.requests.repair.same import SAME
+from lpc.requests.repair.splicing import spliced
 from lpc.requests.rules import Kind
 
 RULES: Final[tuple[Rule, ...]] = (*SAME, *MOVED, *ROUNDED)
@@ -50,14 +51,17 @@ def repaired(fields: Fields, rules: Sequence[Rule], kind: Kind = "any") -> Repai
     model = fields.get("model")
     name = model.lower() if isinstance(model, str) else ""
     found = fields
-    changes, moved = list[Change](), list[str]()
+    notes, moved = Notes(), list[str]()
+    ends: bool | None = None
     for rule in rules:
-        if rule.concerns(kind, name) and (rule.safety != "B" or with_end(fields, "") is not None):
-            found, text = rule.apply(found, changes)
+        if rule.safety == "B" and ends is None:
+            ends = with_end(fields, "") is not None
+        if rule.concerns(kind, name) and (rule.safety != "B" or ends):
+            found, text = rule.apply(found, notes)
             moved += [text] if text else []
     ended = with_end(found, "\n\n".join(moved)) if moved else found
     assert ended is not None, "the end is where it was"
-    return Repaired(ended, found, tuple(changes))
+    return Repaired(ended, found, tuple(notes.changes))
 
 
 def repair(body: Mapping[str, Any], rules: Iterable[str], kind: Kind = "any") -> dict[str, Any]:
@@ -85,12 +89,12 @@ def repair_bytes(body: bytes, rules: Iterable[str], kind: Kind = "any") -> bytes
         text = body.decode()
     except UnicodeDecodeError:
         return body
-    if (fields := object_in(text)) is None:
+    if (read := read_object(text)) is None:
         return body
-    found = repaired(fields, wanted, kind)
-    return written(text, fields, found).encode() if found.fields is not fields else body
+    found = repaired(read.fields, wanted, kind)
+    return written(read, found).encode() if found.fields is not read.fields else body
 
 
-def written(text: str, fields: Fields, found: Repaired) -> str:
-    """Return the JSON of a repaired body. ``text``: of ``fields``, the body before."""
-    return spliced(text, fields, found.fields)
+def written(read: Read, found: Repaired) -> str:
+    """Return the JSON of a repaired body. ``read``: the body before."""
+    return spliced(read.text, read.fields, found.fields, read)

@@ -8,9 +8,8 @@ from lpc.requests.families import drops_billing
 from lpc.requests.possibly import BILLING, unbilled
 from lpc.requests.repair import statements
 from lpc.requests.repair.copies import at, replaced
-from lpc.requests.repair.pattern import form_of
 from lpc.requests.repair.places import head_paths, messages_of, with_head
-from lpc.requests.repair.rule import Change, Fields, Rule
+from lpc.requests.repair.rule import Change, Fields, Notes, Rule
 from lpc.requests.rules import Kind
 
 
@@ -26,7 +25,7 @@ class DropsBilling(Rule):
         """Return whether the engine reads the line."""
         return not drops_billing(model, kind)
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
+    def apply(self, fields: Fields, notes: Notes) -> tuple[Fields, str]:
         """Return the body without the line."""
         found = fields
         for path in reversed(head_paths(fields)):
@@ -36,7 +35,7 @@ class DropsBilling(Rule):
             left = with_head(found, path, unbilled(text))
             if left is not None:
                 found = left
-                changes.append(Change(self.name, "system", "line", text.partition("\n")[0]))
+                notes.changes.append(Change(self.name, "system", "line", text.partition("\n")[0]))
         return found, ""
 
 
@@ -54,16 +53,16 @@ class Rounds(Rule):
     safety = "C"
     seconds: ClassVar[int]
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
+    def apply(self, fields: Fields, notes: Notes) -> tuple[Fields, str]:
         """Return the body with rounded times."""
         found = fields
         for path in head_paths(fields):
             text = rest = at(fields, path)
-            for one in reversed(list(statements.times(text))):
+            for one in reversed(list(statements.times(text, notes.openings.of(text)))):
                 changed = self._rounded(text[one.start : one.end])
                 if changed != text[one.start : one.end]:
                     rest = rest[: one.start] + changed + rest[one.end :]
-                    changes.append(Change(self.name, "system", form_of(text, one), one.text, changed.strip()))
+                    notes.changes.append(Change(self.name, "system", "", one.text, changed.strip(), text[slice(*one.value)]))
             if rest != text:
                 found = replaced(found, path, rest)
         return found, ""
@@ -102,13 +101,13 @@ class NamesIds(Rule):
     change = "a random id becomes a name by its place, such as `id-1`"
     pattern = "as of `move-id`; not if the id is in the conversation as well"
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
+    def apply(self, fields: Fields, notes: Notes) -> tuple[Fields, str]:
         """Return the body with names."""
         found, names, behind = fields, dict[str, str](), None
         for path in head_paths(fields):
             text = at(fields, path)
             pieces, done = [], 0
-            for one in statements.ids(text):
+            for one in statements.ids(text, notes.openings.of(text)):
                 value = text[slice(*one.value)]
                 if value not in names:
                     behind = "\n".join(_texts_behind(fields)) if behind is None else behind
@@ -117,7 +116,7 @@ class NamesIds(Rule):
                     names[value] = f"id-{len(names) + 1}"
                 pieces += [text[done : one.value[0]], names[value]]
                 done = one.value[1]
-                changes.append(Change(self.name, "system", form_of(text, one), value, names[value]))
+                notes.changes.append(Change(self.name, "system", "", value, names[value], value))
             if pieces:
                 found = replaced(found, path, "".join([*pieces, text[done:]]))
         return found, ""

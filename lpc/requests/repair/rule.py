@@ -5,8 +5,11 @@ Each rule is a pure function of the body. So all turns of a conversation are cha
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
+from lpc.requests.repair.pattern import form_of
+from lpc.requests.repair.statements import Openings
 from lpc.requests.rules import Kind
 
 Safety = Literal["A", "B", "C"]
@@ -23,15 +26,35 @@ class Change(NamedTuple):
 
     Attributes:
         place: ``tools``, ``system``, or the role of a message.
-        pattern: form of what was changed, without its text.
+        what: what was changed, in fixed words and numbers; empty: see ``value``.
         text, other: what was there, and what stands there now. Text of users.
+        value: what was changed. Text of users.
     """
 
     rule: str
     place: str
-    pattern: str
+    what: str
     text: str = ""
     other: str = ""
+    value: str = ""
+
+    @property
+    def pattern(self) -> str:
+        """Form of what was changed, without its text."""
+        return self.what or form_of(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What the rules of one body have found.
+
+    Attributes:
+        changes: what they have changed.
+        openings: of texts that several of them search.
+    """
+
+    changes: list[Change] = field(default_factory=list)
+    openings: Openings = field(default_factory=Openings)
 
 
 class Rule(ABC):
@@ -57,10 +80,10 @@ class Rule(ABC):
         return not any(part in model for part in self.unread)
 
     @abstractmethod
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
+    def apply(self, fields: Fields, notes: Notes) -> tuple[Fields, str]:
         """Return a changed body, or the body itself, and the text that is to be moved to its end; empty: none.
 
         Args:
             fields: the body, which is not changed. Values of an unknown shape stay as they are.
-            changes: gets what was changed.
+            notes: gets what was changed.
         """

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from lpc.requests.possibly import INSTRUCTIONS
-from lpc.requests.repair.copies import Edited, Path, at, object_in, ordered, replaced, replaced_all, spliced
+from lpc.requests.repair.copies import Edited, Path, at, ordered, replaced, replaced_all
 from lpc.requests.repair.places import messages_of
-from lpc.requests.repair.rule import Change, Fields, Rule
+from lpc.requests.repair.reading import object_in
+from lpc.requests.repair.rule import Change, Fields, Notes, Rule
+from lpc.requests.repair.splicing import spliced
 from lpc.requests.rules import Kind
 
 _MOST_DEPTH: Final = 32
@@ -26,14 +28,16 @@ def _with_tools(fields: Fields, tools: list[Any]) -> Fields:
 
 def _function_of(tool: Any) -> Any:
     """Return the object that has a tool's name and schema."""
-    if not isinstance(tool, Mapping):
+    if not isinstance(tool, dict):
         return None
-    return tool.get("function") if isinstance(tool.get("function"), Mapping) else tool
+    return tool.get("function") if isinstance(tool.get("function"), dict) else tool
 
 
 def _name_of(tool: Any) -> str | None:
-    function = _function_of(tool)
-    name = function.get("name", tool.get("type")) if isinstance(function, Mapping) else None
+    if not isinstance(tool, dict):
+        return None
+    function = tool.get("function")
+    name = (function if isinstance(function, dict) else tool).get("name", tool.get("type"))
     return name if isinstance(name, str) else None
 
 
@@ -45,17 +49,17 @@ class SortsTools(Rule):
     change = "tools are sorted by name"
     pattern = "tools with different names that are not sorted"
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
+    def apply(self, fields: Fields, notes: Notes) -> tuple[Fields, str]:
         """Return the body with sorted tools."""
         tools = _tools(fields)
         names = [_name_of(tool) for tool in tools]
         if len(names) < 2 or None in names or len(set(names)) < len(names):
             return fields, ""
-        order = sorted(range(len(names)), key=lambda number: str(names[number]))
-        if order == list(range(len(names))):
+        if names == (ordered_names := sorted(map(str, names))):
             return fields, ""
-        changes.append(Change(self.name, "tools", f"{len(names)} tools", ", ".join(map(str, names))))
-        return _with_tools(fields, [tools[number] for number in order]), ""
+        by_name = dict(zip(names, tools, strict=True))
+        notes.changes.append(Change(self.name, "tools", f"{len(names)} tools", ", ".join(map(str, names))))
+        return _with_tools(fields, [by_name[name] for name in ordered_names]), ""
 
 
 class _OrdersTools(Rule):
@@ -63,14 +67,14 @@ class _OrdersTools(Rule):
 
     safety = "A"
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
+    def apply(self, fields: Fields, notes: Notes) -> tuple[Fields, str]:
         """Return the body with ordered tools."""
         tools = _tools(fields)
         changed = [self._ordered(tool) for tool in tools]
         number = sum(one is not tool for one, tool in zip(changed, tools, strict=True))
         if not number:
             return fields, ""
-        changes.append(Change(self.name, "tools", f"keys of {number} tools"))
+        notes.changes.append(Change(self.name, "tools", f"keys of {number} tools"))
         return _with_tools(fields, changed), ""
 
     def _ordered(self, tool: Any) -> Any:
@@ -92,7 +96,7 @@ class OrdersFunctions(_OrdersTools):
 
     def _ordered(self, tool: Any) -> Any:
         function = _function_of(tool)
-        if not isinstance(function, Mapping):
+        if not isinstance(function, dict):
             return tool
         first = [name for name in self.KEYS if name in function]
         found = ordered(function, [*first, *(name for name in function if name not in self.KEYS)])
@@ -127,14 +131,14 @@ class OrdersSchemas(_OrdersTools):
 
 
 def _schema(value: Any, deep: int) -> Any:
-    if not isinstance(value, Mapping) or not deep:
+    if not isinstance(value, dict) or not deep:
         return value
     names = sorted(value)
     fields = {}
     is_same = names == list(value)
     for name in names:
         inner = one = value[name]
-        if name in _MAPS and isinstance(inner, Mapping):
+        if name in _MAPS and isinstance(inner, dict):
             one = _sorted_map(inner, deep - 1)
         elif name in _SCHEMAS:
             one = _schema(inner, deep - 1)
@@ -159,7 +163,7 @@ class _OfArguments(Rule):
 
     safety = "A"
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
+    def apply(self, fields: Fields, notes: Notes) -> tuple[Fields, str]:
         """Return the body with changed arguments."""
         edits = {}
         for path in _argument_paths(fields):
@@ -169,7 +173,7 @@ class _OfArguments(Rule):
                     edits[path] = changed
         if not edits:
             return fields, ""
-        changes.append(Change(self.name, "assistant", f"arguments of {len(edits)} calls"))
+        notes.changes.append(Change(self.name, "assistant", f"arguments of {len(edits)} calls"))
         return replaced_all(fields, edits), ""
 
     def _changed(self, value: Any) -> Any:
@@ -180,7 +184,7 @@ def _argument_paths(fields: Fields) -> Iterator[Path]:
     """Yield the paths at which arguments of calls may be."""
     listed = messages_of(fields)
     for number, message in enumerate(fields[listed] if listed else ()):
-        if not isinstance(message, Mapping):
+        if not isinstance(message, dict):
             continue
         path = (str(listed), number)
         if message.get("type") == "function_call":
@@ -190,7 +194,7 @@ def _argument_paths(fields: Fields) -> Iterator[Path]:
             for each in range(len(calls) if isinstance(calls, list) else 0):
                 yield (*path, "tool_calls", each, "function", "arguments")
             for each, part in enumerate(content if isinstance(content, list) else ()):
-                if isinstance(part, Mapping) and part.get("type") == "tool_use":
+                if isinstance(part, dict) and part.get("type") == "tool_use":
                     yield (*path, "content", each, "input")
 
 
@@ -203,7 +207,7 @@ class SortsArguments(_OfArguments):
     unread = ("gemma-4", "gemma4")
 
     def _changed(self, value: Any) -> Any:
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             return ordered(value, sorted(value))
         fields = object_in(value) if isinstance(value, str) else None
         if fields is None or list(fields) == sorted(fields):
@@ -244,14 +248,14 @@ class StripsEnds(Rule):
     pattern = "a message that ends with white space"
     unread = ("llama-3.1", "gemma-2", "gemma-3", "gemma-4", "gemma4", "qwen3.6")
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
+    def apply(self, fields: Fields, notes: Notes) -> tuple[Fields, str]:
         """Return the body without white space at ends."""
         edits = {}
         for role, path in _end_paths(fields):
             text = at(fields, path)
             if text and text[-1] in " \t\n\r" and (kept := text.rstrip(" \t\n\r")):
                 edits[path] = kept
-                changes.append(Change(self.name, role, "white space", text[len(kept) :]))
+                notes.changes.append(Change(self.name, role, "white space", text[len(kept) :]))
         return (replaced_all(fields, edits) if edits else fields), ""
 
 
@@ -262,7 +266,7 @@ def _end_paths(fields: Fields) -> Iterator[tuple[str, Path]]:
             yield from _last_text("system", content, (name,))
     listed = messages_of(fields)
     for number, message in enumerate(fields[listed] if listed else ()):
-        if not isinstance(message, Mapping):
+        if not isinstance(message, dict):
             continue
         role = "tool" if message.get("type") == "function_call_output" else message.get("role")
         if role in _STRIPPED:
@@ -273,7 +277,7 @@ def _end_paths(fields: Fields) -> Iterator[tuple[str, Path]]:
 def _last_text(role: str, content: Any, path: Path) -> Iterator[tuple[str, Path]]:
     if isinstance(content, str):
         yield role, path
-    elif isinstance(content, list) and content and isinstance(last := content[-1], Mapping):
+    elif isinstance(content, list) and content and isinstance(last := content[-1], dict):
         path = (*path, len(content) - 1)
         if isinstance(last.get("text"), str):
             yield role, (*path, "text")
@@ -294,14 +298,14 @@ class NamesCalls(Rule):
     unread = ("qwen", "llama", "gemma", "glm", "gpt-oss", "deepseek", "hermes", "phi", "minimax", "granite", "nemotron")
     _OWN: Final = re.compile(r"functions\.[\w-]{1,128}:[0-9]{1,6}")
 
-    def apply(self, fields: Fields, changes: list[Change]) -> tuple[Fields, str]:
+    def apply(self, fields: Fields, notes: Notes) -> tuple[Fields, str]:
         """Return the body with numbered calls."""
         listed = messages_of(fields)
         if listed is None or fields.get("previous_response_id"):
             return fields, ""
         calls, results = list[Path](), list[Path]()
         for number, message in enumerate(fields[listed]):
-            if isinstance(message, Mapping):
+            if isinstance(message, dict):
                 _find_ids(message, (listed, number), calls, results)
         ids, of_results = ([at(fields, path) for path in paths] for paths in (calls, results))
         if not ids or not all(isinstance(one, str) for one in ids + of_results):
@@ -312,7 +316,7 @@ class NamesCalls(Rule):
         edits = {path: names[before] for path in (*calls, *results) if names[before := at(fields, path)] != before}
         if not edits:
             return fields, ""
-        changes.append(Change(self.name, "assistant", f"{len(edits)} ids"))
+        notes.changes.append(Change(self.name, "assistant", f"{len(edits)} ids"))
         return replaced_all(fields, edits), ""
 
 
@@ -327,12 +331,12 @@ def _find_ids(message: Mapping[str, Any], path: Path, calls: list[Path], results
         results.append((*path, "tool_call_id"))
     listed, content = message.get("tool_calls"), message.get("content")
     for number, one in enumerate(listed if isinstance(listed, list) else ()):
-        if isinstance(one, Mapping) and "id" in one:
+        if isinstance(one, dict) and "id" in one:
             calls.append((*path, "tool_calls", number, "id"))
     for number, part in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(part, Mapping) and part.get("type") == "tool_use" and "id" in part:
+        if isinstance(part, dict) and part.get("type") == "tool_use" and "id" in part:
             calls.append((*path, "content", number, "id"))
-        elif isinstance(part, Mapping) and part.get("type") == "tool_result" and "tool_use_id" in part:
+        elif isinstance(part, dict) and part.get("type") == "tool_result" and "tool_use_id" in part:
             results.append((*path, "content", number, "tool_use_id"))
 
 

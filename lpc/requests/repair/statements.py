@@ -3,24 +3,29 @@
 A statement is a line, or a sentence in a line, that begins with a known label and has a value behind it. Anything else stays:
 a date in a rule of the prompt, a value inside JSON, code between fences.
 
-All expressions take time in proportion to the text. They see `places.MOST_CHARS` characters, and of these at most `MOST_FOUND`
-candidates with `WINDOW` characters on both sides.
+All labels are found at once (`openings`), and all other expressions see `WINDOW` characters behind a label. Google's RE2 finds
+them in 60 kB in 0.07 ms, and in time in proportion to the text whatever it is; `re` takes 1.5 ms.
 """
 
 import re
-from bisect import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from lpc.requests.repair.places import MOST_CHARS
+re2: Any = None
+with suppress(ImportError):  # the gateway has it; other programs may use the rules without it
+    re2 = import_module("re2")
 
+MOST_CHARS: Final = 1 << 18
+"""Characters at the beginning of a text in which rules look. The rest of a longer one stays as it is."""
+MOST_OPENINGS: Final = 512
+"""Labels in one text. Further ones stay as they are."""
 MOST_FOUND: Final = 256
-"""Candidates in one text. Further ones stay as they are."""
-MOST_SIGNS: Final = 1024
-"""Values behind one sign, and boxes, of which candidates are chosen."""
+"""Statements of one rule in one text, and lines of tasks. Further ones stay as they are."""
 WINDOW: Final = 240
-"""Characters on both sides of a value within which its statement begins and ends."""
+"""Characters behind the beginning of a statement in which its value begins, and behind that in which it ends."""
 _FENCE: Final = "```"
 
 
@@ -36,16 +41,13 @@ class Statement(NamedTuple):
     value: tuple[int, int]
 
 
-_TIMES: Final = tuple(
-    re.compile(expression)
-    for expression in (
-        r":(?<=[0-9]:)[0-9]{2}(?::[0-9]{2})?",
-        *(rf"{century}[0-9]{{2}}(?![0-9])(?:[-/.][0-9]{{1,2}}){{0,2}}" for century in ("19", "20")),
-        *(rf"\{sign}(?<=[0-9]\{sign})[0-9]{{1,2}}\{sign}(?:[0-9]{{4}}|[0-9]{{2}})(?![0-9])" for sign in "-/."),
-        r"1[4-9][0-9]{8}(?:[0-9]{3}|[0-9]{6})?(?![0-9])",  # seconds, milliseconds, microseconds of an epoch
-    )
+_TIME: Final = re.compile(
+    r"(?<=[0-9]):[0-9]{2}(?::[0-9]{2})?"
+    r"|(?:19|20)[0-9]{2}(?![0-9])(?:[-/.][0-9]{1,2}){0,2}"
+    r"|(?<=[0-9])([-/.])[0-9]{1,2}\1(?:[0-9]{4}|[0-9]{2})(?![0-9])"
+    r"|1[4-9][0-9]{8}(?:[0-9]{3}|[0-9]{6})?(?![0-9])"  # seconds, milliseconds, microseconds of an epoch
 )
-"""Parts of a time or date. An expression that begins with one character is found in a tenth of the time of any other."""
+"""Parts of a time or date."""
 _LONGEST_TIME: Final = 24
 """Characters of a time before a part of it."""
 _OF_TIME: Final = frozenset("0123456789-/.:T")
@@ -54,10 +56,10 @@ _AT: Final = re.compile(r"@(?<=[\w.+-]@)[\w-]{1,64}(?:\.[\w-]{1,32}){1,4}")
 _NAMES: Final = re.compile(r"(?:[nN]ame|[lL]ocale|[zZ]one)\s?[:=][ \t]{0,2}([^\s<][^\n<]{0,63})")
 """Values behind a label: a name, a locale, a time zone."""
 _LONGEST_NAME: Final = 64
-_VALUES: Final = tuple(
-    re.compile(sign + r"[\"'`]?\s{0,2}[\"'`$]?(?=[^\s<]{0,80}[0-9])[0-9A-Za-z._+/:,-]{1,128}") for sign in ":=>#"
-)
-"""By the sign before a value."""
+_LONGEST_VALUE: Final = 192
+"""Characters of a value, behind the place at which it may begin at the latest."""
+_VALUE: Final = re.compile(r"[:=>#](?:[\"'`]?\s{0,2}[\"'`$]?(?=[^\s<]{0,80}[0-9])[0-9A-Za-z._+/:,-]{1,128})")
+"""A value behind a sign."""
 _IS: Final = re.compile(r"(?<=\b[iI][dD]) is (?=[^\s<]{0,80}[0-9])[0-9A-Za-z._+/:-]{1,128}")
 _OPENING: Final = r"[\s>*#<\[(`_|-]{0,12}(?:(?:the|your|this|my|our|it\sis|it's)\s)?"
 TIME_LABEL: Final = re.compile(
@@ -85,7 +87,8 @@ COUNTER_LABEL: Final = re.compile(
     + r"""(?:current[\s_-])?(?:
       (?:turn|request|message|iteration|attempt|query|call|round)s?(?:[\s_-](?:number|count|counter|no\.?|index|so\sfar))?\s?(?=[:=#>])
     | (?:remaining|used)[\s_-](?:tokens?|context|budget|quota|credits?|calls|requests|turns)
-    | (?:tokens?|context|budget|usage|quota|credits?)[\s_-](?:\w{1,12}[\s_-]){0,2}(?:used|left|remaining|consumed|so\sfar)
+    | (?:tokens?|context|budget|usage|quota|credits?)[\s_-](?:[0-9a-z_]{1,12}[\s_-]){0,2}
+        (?:used|left|remaining|consumed|so\sfar)
     | token[\s_-](?:usage|count|budget\sleft)
     )""",
     re.IGNORECASE | re.VERBOSE,
@@ -106,7 +109,7 @@ DIGEST_LABEL: Final = re.compile(
     _OPENING
     + r"""(?:
       x-anthropic-billing-header\b
-    | (?:x-)?(?:\w{1,16}[\s_-]){0,3}(?:cch|digest|checksum|hash|sha256|md5|etag|signature|fingerprint|build)\s?(?=[:=>])
+    | (?:x-)?(?:[0-9a-z_]{1,16}[\s_-]){0,3}(?:cch|digest|checksum|hash|sha256|md5|etag|signature|fingerprint|build)\s?(?=[:=>])
     )""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -123,29 +126,121 @@ _AFTER: Final = re.compile(r"[.!?\u3002\uff01\uff1f](?=\s+[A-Z<\"'(\[*`-]|\s*$|[
 _PAIRS: Final = ("()", "[]", "{}")
 
 
-def times(text: str) -> Iterator[Statement]:
+_TASK: Final = re.compile(r"[ \t]{0,16}(?:[-*+]|[0-9]{1,4}[.)])[ \t]{1,4}\[[ xX~>-]\][ \t]")
+LABELS: Final = (TIME_LABEL, ID_LABEL, COUNTER_LABEL, USER_LABEL, DIGEST_LABEL)
+
+
+def expressions() -> list[str]:
+    """Return the expressions that find all labels at the beginning of a line or sentence, and lines of tasks.
+
+    Each begins with one character, which RE2 finds by itself, and has no more than what `re` and RE2 have in common. So what a
+    label looks ahead at is part of its match here.
+    """
+    label = "|".join("".join(one.pattern.split()).removeprefix(_OPENING).replace("(?=", "(?:") for one in LABELS)
+    spaced = f"{_OPENING}(?:{label})".replace(r"[\s", r"[ \t").replace(r"\s", r"[ \t]")
+    return [rf"\n(?i:{spaced}|{_TASK.pattern})", *(rf"{sign}[ \t]+(?i:{spaced})" for sign in (r"\.", "!", r"\?"))]
+
+
+def _compiled(expression: str) -> Any:
+    if re2 is None:
+        return re.compile(expression)
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = 64 << 20
+    return re2.compile(expression.encode(), options)
+
+
+OPENINGS: Final = tuple(_compiled(expression) for expression in expressions())
+
+
+def openings(text: str) -> list[int]:
+    """Return where lines and sentences begin that begin with a label of any rule, or are a task."""
+    text = "\n" + text[:MOST_CHARS]
+    # A surrogate without its other half becomes one character.
+    data: Any = text if re2 is None else text.encode(errors="replace")
+    found = sorted(match.start() for one in OPENINGS for match in islice(one.finditer(data), MOST_OPENINGS))
+    return list(_lows(text, found if len(data) == len(text) else _in_chars(data, found)))
+
+
+def _in_chars(data: bytes, places: Iterable[int]) -> Iterator[int]:
+    """Yield the places of characters, by those of their bytes."""
+    chars = done = 0
+    for place in places:
+        chars += len(data[done:place].decode())
+        done = place
+        yield chars
+
+
+def _lows(text: str, places: Iterable[int]) -> Iterator[int]:
+    """Yield where lines and sentences begin behind the sign before them. ``text`` has one character more at its beginning."""
+    for place in islice(places, MOST_OPENINGS):
+        if text[place] == "\n":
+            yield place
+        elif sentence := _BEFORE.match(text, place):
+            yield sentence.end() - 1
+
+
+def shifted(openings: Sequence[int], removed: Sequence[Statement]) -> list[int]:
+    """Return the openings of a text from which statements have been removed. What follows one may be another one."""
+    found, left, gone = list[int](), list(removed), 0
+    for opening in openings:
+        while left and left[0].end <= opening:
+            found.append(left[0].start - gone)
+            gone += left[0].end - left[0].start
+            left.pop(0)
+        if not left or opening < left[0].start:
+            found.append(opening - gone)
+    for one in left:
+        found.append(one.start - gone)
+        gone += one.end - one.start
+    return sorted(set(found))
+
+
+class Openings:
+    """The openings of a body's texts, each text searched once."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[str, list[int]]] = {}
+
+    def of(self, text: str) -> list[int]:
+        """Return the openings of a text."""
+        known = self._found.get(id(text))
+        if known is None:
+            known = self._found[id(text)] = text, openings(text)
+        return known[1]
+
+    def remove(self, text: str, left: str, removed: Sequence[Statement]) -> None:
+        """Derive the openings of what is left of a text without statements."""
+        self._found[id(left)] = left, shifted(self.of(text), removed)
+
+
+Seen = Sequence[int] | None
+"""Openings of a text, if they are known."""
+
+
+def times(text: str, seen: Seen = None) -> Iterator[Statement]:
     """Yield statements of the present time."""
-    return _statements(text, _timed(text), TIME_LABEL, _any)
+    return _statements(text, seen, TIME_LABEL, _timed, _any)
 
 
-def ids(text: str) -> Iterator[Statement]:
+def ids(text: str, seen: Seen = None) -> Iterator[Statement]:
     """Yield statements of an id: at least eight letters and digits with a digit, or nine digits."""
-    return _statements(text, _valued(text, _NEAR_ID), ID_LABEL, _is_drawn)
+    return _statements(text, seen, ID_LABEL, _identified, _is_drawn)
 
 
-def counters(text: str) -> Iterator[Statement]:
+def counters(text: str, seen: Seen = None) -> Iterator[Statement]:
     """Yield statements of a counter."""
-    return _statements(text, _valued(text, _NEAR_COUNTER), COUNTER_LABEL, _is_number)
+    return _statements(text, seen, COUNTER_LABEL, _counted, _is_number)
 
 
-def digests(text: str) -> Iterator[Statement]:
+def digests(text: str, seen: Seen = None) -> Iterator[Statement]:
     """Yield statements of a digest, such as Claude Code's billing line."""
-    return _statements(text, _valued(text, _NEAR_DIGEST), DIGEST_LABEL, _any)
+    return _statements(text, seen, DIGEST_LABEL, _digested, _any)
 
 
-def users(text: str) -> Iterator[Statement]:
+def users(text: str, seen: Seen = None) -> Iterator[Statement]:
     """Yield statements of who the user is: an e-mail address, a name, a locale, a time zone."""
-    return _statements(text, _addresses(text), USER_LABEL, _is_address_or_next)
+    return _statements(text, seen, USER_LABEL, _addresses, _is_address_or_next)
 
 
 def _any(value: str, between: str) -> bool:
@@ -175,12 +270,20 @@ def is_random(value: str) -> bool:
     return len(plain) >= 8 and digits >= 2 and (digits < len(plain) or digits >= 9)
 
 
-def _timed(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the places of times and dates, in order."""
-    found = sorted(match.span() for part in _TIMES for match in islice(part.finditer(text, 0, MOST_CHARS), MOST_SIGNS))
-    for start, end in found:
+def _spans(parts: Sequence[re.Pattern[str]], text: str, low: int, high: int, longest: int) -> Iterator[tuple[int, int]]:
+    """Yield where expressions match that begin between two places."""
+    for part in parts:
+        for match in part.finditer(text, low, high + longest):
+            if match.start() >= high:
+                break
+            yield match.span()
+
+
+def _timed(text: str, low: int, high: int) -> Iterator[tuple[int, int]]:
+    """Yield the places of times and dates that begin between two places, in order."""
+    for start, end in sorted(_spans((_TIME,), text, low, high, _LONGEST_TIME)):
         first = start
-        while first > max(0, start - _LONGEST_TIME) and text[first - 1] in _OF_TIME:
+        while first > max(low, start - _LONGEST_TIME) and text[first - 1] in _OF_TIME:
             first -= 1
         last = end
         while last < min(len(text), end + _LONGEST_TIME) and text[last] in _BEHIND_TIME:
@@ -188,65 +291,66 @@ def _timed(text: str) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
-def _addresses(text: str) -> Iterator[tuple[int, int]]:
+def _addresses(text: str, low: int, high: int) -> Iterator[tuple[int, int]]:
     """Yield the places of e-mail addresses, and of values behind a name's label, in order."""
-    found = [match.span() for match in islice(_AT.finditer(text, 0, MOST_CHARS), MOST_SIGNS)]
-    if _NAMES.search(text, 0, MOST_CHARS):
-        found += [match.span(1) for match in islice(_NAMES.finditer(text, 0, MOST_CHARS), MOST_SIGNS)]
+    found = [match.span() for match in _AT.finditer(text, low, high + _LONGEST_VALUE)]
+    found += [match.span(1) for match in _NAMES.finditer(text, low, high + _LONGEST_VALUE)]
     for start, end in sorted(found):
         first = start
-        while first > max(0, start - _LONGEST_NAME) and (text[first - 1].isalnum() or text[first - 1] in "._+-"):
+        while first > max(low, start - _LONGEST_NAME) and (text[first - 1].isalnum() or text[first - 1] in "._+-"):
             first -= 1
         yield first, end
 
 
-def _valued(text: str, near: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-    """Yield the places of values behind a sign, or behind "id is", with a word of a label near before them; in order."""
-    lower = text[:MOST_CHARS].lower()
-    if len(lower) != len(text[:MOST_CHARS]):  # a letter of another script has become two
-        lower = text
-    within = _NEAR_OF_ID if near is _NEAR_ID else _NEAR
-    found = [match.span() for sign in _VALUES for match in islice(sign.finditer(text, 0, MOST_CHARS), MOST_SIGNS)]
-    if near is _NEAR_ID and ("id is " in text or "ID is " in text):
-        found += [match.span() for match in islice(_IS.finditer(text, 0, MOST_CHARS), MOST_SIGNS)]
-    for start, end in sorted(found):
-        if near.search(lower, max(0, start - within), start + 1):
-            yield start, end
+def _valued(near: re.Pattern[str], within: int, others: tuple[re.Pattern[str], ...] = ()) -> "Values":
+    """Return what yields the places of values behind a sign, with a word of a label near before them; in order."""
+
+    def valued(text: str, low: int, high: int) -> Iterator[tuple[int, int]]:
+        for start, end in sorted(_spans((_VALUE, *others), text, low, high, _LONGEST_VALUE)):
+            if near.search(text[max(0, start - within) : start + 1].lower()):
+                yield start, end
+
+    return valued
+
+
+Values = Callable[[str, int, int], Iterator[tuple[int, int]]]
+_identified: Final = _valued(_NEAR_ID, _NEAR_OF_ID, (_IS,))
+_counted: Final = _valued(_NEAR_COUNTER, _NEAR)
+_digested: Final = _valued(_NEAR_DIGEST, _NEAR)
 
 
 def _statements(
-    text: str, found: Iterator[tuple[int, int]], label: re.Pattern[str], fits: Callable[[str, str], bool]
+    text: str, seen: Seen, label: re.Pattern[str], values: Values, fits: Callable[[str, str], bool]
 ) -> Iterator[Statement]:
-    done, fences = 0, None
-    for number, (start, end) in enumerate(found):
-        if number == MOST_FOUND:
+    done = counted = fences = found = 0
+    for low in openings(text) if seen is None else seen:
+        if low < done or not (labelled := label.match(text, low, low + WINDOW)):
+            continue
+        for start, end in values(text, low, _stop(text, low)):
+            if start + 2 < labelled.end() or start >= low + WINDOW:
+                continue
+            value = _value(text, start, end)
+            if not fits(text[slice(*value)], text[labelled.end() : value[0]]):
+                continue
+            fences += text.count(_FENCE, counted, low)
+            counted = low
+            high = _close(text, value[1])
+            if fences % 2 or high is None or not _is_balanced(text[low:high]):
+                continue
+            done = high
+            yield _whole(text, low, high, value)
+            found += 1
+            break
+        if found == MOST_FOUND:
             return
-        if start < done:
-            continue
-        low = _begin(text, start)
-        if low is None or not (labelled := label.match(text, low, end)) or labelled.end() > start + 2:
-            continue
-        value = _value(text, start, end)
-        if not fits(text[slice(*value)], text[labelled.end() : value[0]]):
-            continue
-        if fences is None:
-            fences = [fence.start() for fence in re.finditer(_FENCE, text[:MOST_CHARS])]
-        if bisect(fences, low) % 2:
-            continue
-        high = _close(text, value[1])
-        if high is None or not _is_balanced(text[low:high]):
-            continue
-        done = high
-        yield _whole(text, low, high, value)
 
 
-def _begin(text: str, start: int) -> int | None:
-    """Return where the line of a place begins, or the sentence; None: too far before it."""
-    first = max(0, start - WINDOW)
-    line = text.rfind("\n", first, start)
-    low = line + 1 if line >= 0 else 0 if first == 0 else None
-    sentences = [match.end() for match in _BEFORE.finditer(text, first if low is None else low, start)]
-    return sentences[-1] if sentences else low
+def _stop(text: str, low: int) -> int:
+    """Return where the values of a statement end to begin: at the end of its line or sentence, or of its window."""
+    line = text.find("\n", low, low + WINDOW)
+    high = line if line >= 0 else min(low + WINDOW, len(text))
+    sentence = _BEFORE.search(text, low, high)
+    return sentence.start() + 1 if sentence else high
 
 
 def _close(text: str, end: int) -> int | None:
@@ -296,35 +400,31 @@ def _whole(text: str, low: int, high: int, value: tuple[int, int]) -> Statement:
     return Statement(start, end, text[low:high].strip(), value)
 
 
-_TASK: Final = re.compile(r"[ \t]{0,16}(?:[-*+]|[0-9]{1,4}[.)])[ \t]{1,4}\[[ xX~>-]\][ \t]")
 _TITLE: Final = re.compile(r"[ \t]{0,4}(?:#{1,6}[ \t].{0,120}|[^\n]{0,120}:|<[\w-]{1,40}>)[ \t]{0,8}", re.ASCII)
 _TAG: Final = re.compile(r"[ \t]{0,4}</?[\w-]{1,40}>[ \t]{0,8}", re.ASCII)
-_BOX: Final = re.compile(r"\[[ xX~>-]\]")
 
 
-def tasks(text: str) -> Iterator[Statement]:
+def tasks(text: str, seen: Seen = None) -> Iterator[Statement]:
     """Yield lists of tasks with boxes (``- [x] done``), each with the title or the tags around it.
 
     At most `MOST_FOUND` lines are looked at.
     """
-    text, done, lines = text[:MOST_CHARS], 0, 0
-    for box in islice(_BOX.finditer(text), MOST_SIGNS):
-        start = text.rfind("\n", max(0, box.start() - WINDOW), box.start()) + 1
-        if start < done or (not start and box.start() > WINDOW):
-            continue
+    done = lines = fences = counted = 0
+    for start in openings(text) if seen is None else seen:
         end = start
-        while lines < MOST_FOUND and _TASK.match(text, end):
+        while end >= done and lines < MOST_FOUND and _TASK.match(text, end):
             lines += 1
             line = text.find("\n", end)
             end = line + 1 if line >= 0 else len(text)
         if end == start:
-            lines += 1  # a box in other text counts as well
-        elif text.count(_FENCE, 0, start) % 2 == 0:
-            low, end = _with_title(text, start, end)
-            yield Statement(low, end, text[low:end].strip("\n"), (low, end))
-        done = max(end, box.end())
-        if lines >= MOST_FOUND:
-            return
+            continue
+        done = end
+        fences += text.count(_FENCE, counted, start)
+        counted = start
+        if fences % 2 == 0:
+            low, high = _with_title(text, start, end)
+            yield Statement(low, high, text[low:high].strip("\n"), (low, high))
+            done = max(done, high)
 
 
 def _with_title(text: str, start: int, end: int) -> tuple[int, int]:

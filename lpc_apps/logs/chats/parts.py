@@ -5,12 +5,12 @@ Sources: OpenAI's reference of chat completions (`messages`) and of responses (`
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Any, Final
 
 from lpc_apps.logs.chats.fields import as_json, decoded, first_of, unicode
-from lpc_apps.logs.chats.request import Kind, LoggedMessage, Part
+from lpc_apps.logs.chats.request import Kind, LoggedMessage, Part, of_call
 from lpc_apps.logs.records import Record, WrongRecord
 
 TEXTS: Final = frozenset({"text", "input_text", "output_text", "summary_text"})
@@ -83,7 +83,7 @@ def _messages(item: object) -> Iterator[LoggedMessage]:
     kind = item.get("type")
     if not isinstance(role, str):
         if isinstance(kind, str) and kind.endswith("_output"):
-            yield from message_of("tool", _plain(item.get("output")))
+            yield from _of_call(message_of("tool", _plain(item.get("output"))), item.get("call_id"))
             return
         if isinstance(kind, str) and kind in REASONING:
             yield LoggedMessage("assistant", tuple(_reasoning(item)))
@@ -111,7 +111,16 @@ def _messages(item: object) -> Iterator[LoggedMessage]:
     if content is None and "parts" in item:
         content = item["parts"]
     parts = [*_extras_before(item), *_contents(_plain(content) if role == "tool" else content), *_extras_after(item)]
-    yield from _split(role, parts)
+    yield from _of_call(_split(role, parts), item.get("tool_call_id")) if role == "tool" else _split(role, parts)
+
+
+def _of_call(messages: Iterable[LoggedMessage], call_id: object) -> Iterator[LoggedMessage]:
+    """Yield the messages of a call's result, the first part with the id of the call."""
+    for number, message in enumerate(messages):
+        if number or not message.parts or not call_id:
+            yield message
+        else:
+            yield LoggedMessage(message.role, (of_call(message.parts[0], call_id), *message.parts[1:]))
 
 
 def _role(name: str) -> str:
@@ -214,7 +223,7 @@ def _part(part: Record) -> Iterator[Part | LoggedMessage]:
         yield _call(part)
     elif kind in RESULTS or kind.endswith("tool_result"):
         found = next((part[name] for name in ("content", "response", "result", "output") if part.get(name) is not None), None)
-        yield from message_of("tool", _plain(found))
+        yield from _of_call(message_of("tool", _plain(found)), part.get("tool_use_id"))
     elif kind == "document" and isinstance(source := part.get("source"), dict) and source.get("type") in ("text", "content"):
         about = "".join(f"{part[name]}\n" for name in ("title", "context") if isinstance(part.get(name), str))
         yield from _text(about)
@@ -297,7 +306,8 @@ def _call(call: object) -> Part:
     names = ("arguments", "input", "args", "action", "queries", "query", "code")
     found = next((known[name] for name in names if known.get(name) is not None), None)
     name = known.get("name") if isinstance(known.get("name"), str) else call.get("type")
-    return Part("call", as_json([name if isinstance(name, str) else "", decoded(found)]))
+    part = Part("call", as_json([name if isinstance(name, str) else "", decoded(found)]))
+    return of_call(part, first_of(call, "call_id", "id"))
 
 
 def tools_of(value: object) -> tuple[Part, ...]:

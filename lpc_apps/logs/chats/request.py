@@ -4,7 +4,7 @@ A request has tool definitions, messages and the reply. A message is a list of p
 
 - `text`: text of the role.
 - `reasoning`: the model's thoughts.
-- `call`: name and arguments of a tool call, as JSON. Ids of calls are left out, because most chat templates do not render them.
+- `call`: name and arguments of a tool call, as JSON. Ids of calls do not count, because most chat templates do not render them.
 - `tool`: a tool definition, as JSON.
 - `image`, `audio`, `video`, `document`: a digest of the part, because an engine hashes the content of media.
 - `data`: a part of an unknown kind, as JSON.
@@ -30,6 +30,21 @@ class Part(NamedTuple):
 
     kind: Kind
     text: str
+
+
+class OfCall(Part):
+    """A call, or the first part of its result, with the call's id, which does not count: equal parts may have others."""
+
+    call_id: str = ""
+
+
+def of_call(part: Part, call_id: object) -> Part:
+    """Return a part with the id of its call."""
+    if not isinstance(call_id, str) or not call_id:
+        return part
+    found = OfCall(*part)
+    found.call_id = call_id
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lpc.requests.repair import RULES, repair, repair_bytes, repaired, rules_of, statements
-from lpc.requests.repair.copies import Edited, ordered, replaced, replaced_all, spliced, without
+from lpc.requests.repair.copies import Edited, ordered, replaced, replaced_all, without
+from lpc.requests.repair.splicing import spliced
 from tests.unit.repair.test_rules import ALL, MOVED, function
 
 Value = Any

@@ -165,6 +165,39 @@ def test_a_repaired_log_hits_as_much_as_one_without_the_cause(planted: str, with
     assert row.alone == row.with_others == found.after
 
 
+def called(model: str, form: str) -> list[Record]:
+    """Return the log with new ids of all calls in each request, in the messages of a form of API."""
+    rng = random.Random(4)
+
+    def change(record: Record) -> Record:
+        found: list[Any] = []
+        for message in record["messages"]:
+            if message.get("tool_calls"):
+                name = f"call_{digits(rng)}"
+                (call,) = message["tool_calls"]
+                block = {"type": "tool_use", "id": name, "name": "mail", "input": json.loads(call["function"]["arguments"])}
+                own = {"tool_calls": [{**call, "id": name}]} if form == "chat" else {"content": [block]}
+                found.append({**message, **own} if form == "chat" else {"role": "assistant", **own})
+            elif message["role"] == "tool":
+                result = {"type": "tool_result", "tool_use_id": name, "content": message["content"]}
+                found.append({**message, "tool_call_id": name} if form == "chat" else {"role": "user", "content": [result]})
+            else:
+                found.append(message)
+        return {**record, "model": model, "messages": found}
+
+    return [change(record) for record in long(sessions=4)]
+
+
+@pytest.mark.parametrize("form", ["chat", "messages"])
+def test_ids_of_calls_are_repaired_where_a_template_prints_them(form: str) -> None:
+    found = repaired_log(called("mistralai/Mistral-Small-3.2", form))
+    assert found.proposed == ["call-ids"]
+    clean_rate = repaired_log([{**record, "model": "mistralai/Mistral-Small-3.2"} for record in long(sessions=4)])
+    assert found.before.rate < clean_rate.before.rate - 0.01 < found.after.rate
+    unread = repaired_log(called("Qwen/Qwen3-8B", form))
+    assert unread.matched == [] and unread.before.rate > clean_rate.before.rate - 0.01
+
+
 def test_several_causes_are_repaired_together_and_rounding_is_compared(without_cause: float) -> None:
     records = long()
     for planted in ("a time stamp", "a request's id", "the order of tools", "a billing line"):
