@@ -82,7 +82,7 @@ class Servers:
         for server in self.redis:
             with contextlib.closing(server.client()) as client:
                 size += client.info("memory")["used_memory_dataset"]
-                blocks += sum(client.zcard(key) for key in client.scan_iter("lpc:*:retain_until"))
+                blocks += sum(client.zcard(key) for key in client.scan_iter("lpc:*:claims"))
         return {"blocks": blocks, "redis_bytes": size, "sidecar_mib": self.sidecar.rss_mib}
 
     def clear(self) -> None:

@@ -24,7 +24,7 @@ from eviction_client.policy.fits import Fits
 from eviction_client.policy.ghosts import CHOSEN, GhostCache, Ghosts, sample_of
 from eviction_client.policy.prior import Prior, shipped
 from eviction_client.policy.queue.free_queue import DONE, Table
-from eviction_client.policy.request import Spans, TrackedRequest, Uses, turn_group
+from eviction_client.policy.request import NOTHING_KNOWN, Spans, TrackedRequest, Uses, turn_group
 from eviction_client.policy.reuse_monitor import REMEMBERED, ReuseMonitor
 from eviction_client.policy.rule_tables import RuleTables
 from eviction_client.policy.rules import AUTO, CHOOSABLE, HOMES, RULES
@@ -140,6 +140,18 @@ class Policy(Generic[H]):
         return len(self.combined.keys) if self._tables.exact is None else self.classes
 
     @property
+    def places_by_claim(self) -> bool:
+        """Whether a block's place in the queue follows from the highest claim on it alone."""
+        return self._tables.exact is not None and self._tables.exact.by_claim
+
+    def place_of(self, block: H) -> tuple[int, float] | None:
+        """Return class and time of the last use by the highest claim on a block now; None: it is forgotten. In any thread."""
+        use, exact = self.monitor.use_of(block), self._tables.exact
+        if use is None or exact is None:
+            return None
+        return exact.class_of(NOTHING_KNOWN, use.claims[0].log_odds), use.claims[0].at
+
+    @property
     def in_force(self) -> str:
         """The rule that orders the blocks."""
         return self.ghosts.guard.in_force
@@ -178,7 +190,6 @@ class Policy(Generic[H]):
         log_odds: float | None = None,
         reply_end: Hashable = None,
         done_from: int | None = None,
-        retain: Callable[[int, H, float], int] | None = None,
     ) -> TrackedRequest[H]:
         """Set and return a finished request's blocks and their classes. In the thread of the queue; takes microseconds.
 
@@ -191,7 +202,6 @@ class Policy(Generic[H]):
             log_odds: log-odds of the continuation probability; None: unknown.
             reply_end: equal for replies with the same end; None: unknown.
             done_from: depth from which its blocks are used no more.
-            retain: called with the class of a span, its deepest block and the time; returns the class to use.
         """
         length = len(blocks)
         request.seen = seen = request.conversation is not None  # read first: see TrackedRequest
@@ -205,13 +215,6 @@ class Policy(Generic[H]):
         request.mean_gap_s = self.monitor.mean_gap_s
         request.by_rule = None
         spans = self._classifier.spans_of(request, self.monitor.parts_now(request, length))
-        if retain is not None:
-            spans = spans.of_classes(
-                [
-                    retain(span.reuse_class, blocks[span.end - 1], now) if span.end > span.start else span.reuse_class
-                    for span in spans
-                ]
-            )
         request.newest = spans[-1].reuse_class
         request.spans = spans.joined()
         if done_from is not None:
