@@ -1,7 +1,7 @@
 """Engines that pool under the rule `lpc` evict as engines that have each seen all requests of the fleet.
 
-The reference is the paper's policy with the names of the conversations (`tests.pooled_order`). The stores are memory, a real Redis
-and a real Redis Cluster: they give the same evictions.
+The reference is the paper's policy with the names of the conversations (`tests.pooled_order`). The stores are memory, a real
+Redis and a real Redis Cluster: they give the same evictions.
 """
 
 from collections.abc import Sequence

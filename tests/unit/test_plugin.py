@@ -15,6 +15,7 @@ from eviction_client.policy.hints import Hints
 from eviction_client.policy.queue.free_list import Block
 from eviction_client.policy.queue.free_queue import DONE, FreeQueue
 from eviction_client.policy.request import Span, TrackedRequest, gap_class
+from eviction_client.policy.reuse_monitor import ReuseMonitor
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, MemoryStore
 from eviction_client.stores.claims import LOG_ODDS_STEP, MOST_LOG_ODDS, SharedClaim
@@ -22,7 +23,8 @@ from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from eviction_client.transport.sidecar_curves import ReuseCurves
 from lpc.model.curve import INTERVALS
 from tests.reachable import names_in
-from tests.redis_stores import START, turn
+from tests.redis_stores import START
+from tests.redis_stores import turn as turned
 
 NOW = 1.8e9
 SECRET = "what a user wrote"
@@ -162,22 +164,22 @@ def likely(span: Span) -> float:
     return span.reuse_class * LOG_ODDS_STEP - MOST_LOG_ODDS
 
 
-def test_a_prefix_that_another_engines_conversation_holds_has_its_probability() -> None:
+def test_a_prefix_that_another_engines_conversation_holds_has_its_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReuseMonitor, "mean_gap_s", 100.0)
     for held in (False, True):
         store: MemoryStore[BlockHash] = MemoryStore()
         bench, shared = Bench(store, rule="lpc"), chain("shared", 0, 2)
         bench.serve("one", [*shared, *chain("one", 0, 1)], 1)
         bench.serve("two", [*shared, *chain("two", 0, 1)], 1)
         if held:
-            store.record(shared, turn(7, bench.now - START, 4.0), 100.0)
+            store.record(shared, turned(7, bench.now - START, 4.0), 100.0)
         bench.now += 50.0
         span, own = bench.serve("three", [*shared, *chain("three", 0, 1)], 1)[:2] if held else (None, None)
         pool = bench.plugin.pool
         assert pool is not None and pool.raised == held and bench.plugin.failures == 0
         if span is not None and own is not None:
-            gap_s = bench.plugin.policy.monitor.mean_gap_s
             assert (span.end, own.end) == (2, 3)
-            assert likely(span) == pytest.approx(4.0 - 50.0 / gap_s, abs=LOG_ODDS_STEP)
+            assert likely(span) == pytest.approx(3.5, abs=LOG_ODDS_STEP)
             assert likely(own) == pytest.approx(0.0, abs=LOG_ODDS_STEP)
             (later,) = store.claims_now(shared[-1:])
             assert later is not None and (later.conversation, later.log_odds, later.holders) == (7, 4.0, 4)
