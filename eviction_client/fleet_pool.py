@@ -5,7 +5,8 @@ reuse monitor adds the claims of other engines to those of its own conversations
 class of the highest claim in the fleet, as on one engine that had seen all requests.
 
 1. When a request starts, its gap spans and its first unknown block are asked for. If only one conversation holds that block,
-   the request continues this conversation, which has moved from another engine.
+   the request continues this conversation, which has moved from another engine: under the rule `lpc`. A request that branches
+   off is taken for one that continues, and the turns that other rules count would be wrong.
 2. When it ends, its turn is written, with the highest claim that this engine has seen of each block.
 3. Under the rule `lpc` its free blocks are asked for again while they are cached, after longer and longer times: conversations
    move to other engines, where they go on or end. A claim that has changed moves the blocks to another place in the queue.
@@ -43,9 +44,6 @@ MAX_FOLLOWED: Final = 4096
 FOREIGN: Final = -(2**40)
 """Conversations of other engines have the numbers from here down, by their tags."""
 
-Move = tuple[Run, int, float]
-"""A run, and the class and the time of the last use that it is to have."""
-
 
 class Followed(Generic[H]):
     """An ended request whose free blocks are asked for again: those at the head of its runs, the deepest of each.
@@ -80,7 +78,7 @@ class Followed(Generic[H]):
 
 
 class FleetPool(Generic[H]):
-    """Claims of one engine's conversations and of others'. The background calls all methods but :meth:`next_move`.
+    """Claims of one engine's conversations and of others'. The background calls all methods but :meth:`next_changed`.
 
     Args:
         store: the shared claims.
@@ -100,7 +98,7 @@ class FleetPool(Generic[H]):
         self._started: deque[TrackedRequest[H]] = deque(maxlen=MAX_ASKED)
         self._followed: list[Followed[H]] = []
         """Heap by the time at which they are due."""
-        self._moves: deque[Move] = deque(maxlen=MAX_FOLLOWED)
+        self._changed: deque[tuple[Run, H]] = deque(maxlen=MAX_FOLLOWED)
         self._asked_at = -math.inf
         self._written_at = self._trimmed_at = time.monotonic()
 
@@ -116,9 +114,9 @@ class FleetPool(Generic[H]):
         digest = blake2b(conversation.to_bytes(8, signed=True), key=self._salt.to_bytes(8), digest_size=4).digest()
         return int.from_bytes(digest) % TAGS
 
-    def next_move(self) -> Move | None:
-        """Return the next run that is to move in the queue. In the scheduler's thread."""
-        return self._moves.popleft() if self._moves else None
+    def next_changed(self) -> tuple[Run, H] | None:
+        """Return the next run whose value may have changed, and the name of its deepest block. In the scheduler's thread."""
+        return self._changed.popleft() if self._changed else None
 
     def started(self, request: TrackedRequest[H]) -> None:
         """Note a request whose blocks the next query asks for."""
@@ -208,7 +206,7 @@ class FleetPool(Generic[H]):
             if claim is not None and span.use is not None:
                 self.raised += monitor.heard(request.prompt, span.end, self._claim(claim), self.tag_of)
         claim = found.get(request.prompt[request.old]) if request.new_blocks else None
-        if claim is not None and claim.holders == 1:
+        if claim is not None and claim.holders == 1 and policy.places_by_claim:
             monitor.moved_here(request, self._claim(claim), claim.turn)
 
     def _followed_up(self, followed: Followed[H], found: dict[H, SharedClaim], policy: Policy[H]) -> None:
@@ -218,10 +216,7 @@ class FleetPool(Generic[H]):
             claim = found.get(block)
             if claim is not None and block in followed.depths:
                 self.raised += monitor.heard(followed.blocks, followed.depths[block], self._claim(claim), self.tag_of)
-        for run, block in followed.runs:
-            place = policy.place_of(block)
-            if place is not None and run.reuse_class >= 0:
-                self._moves.append((run, *place))
+        self._changed.extend(followed.runs)
 
     @staticmethod
     def _is_elsewhere(use: Use | None) -> bool:

@@ -237,10 +237,13 @@ class Plugin:
         """Move some runs of a queue whose value the conversations of other engines have changed."""
         if self.pool is not None:
             for _ in range(MOVES_PER_STEP):
-                move = self.pool.next_move()
-                if move is None:
+                changed = self.pool.next_changed()
+                if changed is None:
                     break
-                queue.place_again(*move)
+                run, block = changed
+                reuse_class = self.policy.class_now(block, self.now())
+                if reuse_class is not None:
+                    queue.place_again(run, reuse_class)
 
     def in_use(self, blocks: int) -> None:
         """Record the number of blocks in use. Called when a request ends."""

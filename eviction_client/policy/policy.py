@@ -144,12 +144,20 @@ class Policy(Generic[H]):
         """Whether a block's place in the queue follows from the highest claim on it alone."""
         return self._tables.exact is not None and self._tables.exact.by_claim
 
-    def place_of(self, block: H) -> tuple[int, float] | None:
-        """Return class and time of the last use by the highest claim on a block now; None: it is forgotten. In any thread."""
+    def class_now(self, block: H, now: float) -> int | None:
+        """Return the class of a block by the highest claim on it now, as if just used. From any thread.
+
+        None: the block is forgotten, or its value is below that of all classes.
+
+        Args:
+            now: seconds.
+        """
         use, exact = self.monitor.use_of(block), self._tables.exact
         if use is None or exact is None:
             return None
-        return exact.class_of(NOTHING_KNOWN, use.claims[0].log_odds), use.claims[0].at
+        highest = use.claims[0]
+        log_odds = highest.log_odds - max(now - highest.at, 0.0) / self.monitor.mean_gap_s
+        return exact.class_of(NOTHING_KNOWN, log_odds) or None
 
     @property
     def in_force(self) -> str:

@@ -465,7 +465,7 @@ def test_free_blocks_follow_a_conversation_that_goes_on_in_another_engine(
     first, second = list(range(6, 6 + 4 * BLOCK)), list(range(6, 6 + 7 * BLOCK))
     with RedisServer(tmp_path) as redis:
         there, here = fleet_of_two(redis)
-        finish(here, "unlikely to return", [*range(300, 300 + 2 * BLOCK)])
+        finish(here, "another", [*range(300, 300 + 2 * BLOCK)])
         finish(here, "over", first)
         assert written(here)
         before = classes_of(here)

@@ -137,8 +137,6 @@ SOON: Final[Table] = tuple(10.0 / (1.0 + age) for age in KNOTS)
 """Value of ``PREEMPTED``, in uses per second: above that of any class not used every second."""
 NOTICEABLE: Final = 0.1
 """Value by which a place must change for a run to move, in the log-odds of the rule `lpc`: its classes are 1/16 wide."""
-_PASSED: Final = 64
-"""Runs of a class that a run passes to its place by last use, at most."""
 
 
 class Tables(list[Table]):
@@ -422,8 +420,8 @@ class FreeQueue(FreeList[B]):
         before.next_free_block, first.prev_free_block = first, before
         last.next_free_block, behind.prev_free_block = behind, last
 
-    def place_again(self, run: Run, reuse_class: int, last_use: float) -> bool:
-        """Move a run to another class and time of last use; return whether it has moved.
+    def place_again(self, run: Run, reuse_class: int) -> bool:
+        """Move a run to a class as if just used, because its value is that of this class now; return whether it has moved.
 
         It stays if it has ended or is in none of the reuse classes, and if its value would change by at most NOTICEABLE.
         """
@@ -432,17 +430,11 @@ class FreeQueue(FreeList[B]):
             return False
         now = self._clock()
         before = value_at(self._tables[former % self._classes], max(now - run.used, 0.0))
-        if abs(value_at(self._tables[reuse_class], max(now - last_use, 0.0)) - before) <= NOTICEABLE:
+        if abs(value_at(self._tables[reuse_class], 0.0) - before) <= NOTICEABLE:
             return False
         if self._parted is not None:
             self._part()
-        reuse_class += former // self._classes * self._classes  # as a copy, it stays one
-        after: Run | None = self._newest[reuse_class]
-        for _ in repeat(None, _PASSED):
-            if after is None or after.used <= last_use or after.previous.reuse_class != reuse_class or after.previous is run:
-                break
-            after = after.previous
-        self._move(run, reuse_class, last_use, None if after is self._newest[reuse_class] else after)
+        self._move(run, reuse_class + former // self._classes * self._classes, now)  # a copy stays one
         return True
 
     def remove(self, block: B) -> None:
