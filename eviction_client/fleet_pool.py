@@ -16,6 +16,7 @@ import heapq
 import math
 import time
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, Generic
 
@@ -169,12 +170,15 @@ class FleetPool(Generic[H]):
 
     def _ask(self, policy: Policy[H], now: float) -> None:
         asked: dict[H, None] = {}
-        started = list(self._started)
-        self._started.clear()
-        for request in started:
-            asked.update(dict.fromkeys(request.prompt[span.end - 1] for span in request.gap_spans))
+        started = []
+        while self._started and len(asked) < MAX_ASKED:
+            request = self._started.pop()  # the latest first: the others may have ended
+            started.append(request)
             if request.new_blocks:  # another engine may know the first unknown block
                 asked[request.prompt[request.old]] = None
+            deepest = request.gap_spans[: -MAX_ASKED - 1 : -1]
+            asked.update(dict.fromkeys(request.prompt[span.end - 1] for span in deepest))
+        self._started.clear()
         again = []
         while self._followed and self._followed[0].due <= now and len(asked) < MAX_ASKED:
             followed = heapq.heappop(self._followed)
@@ -201,22 +205,32 @@ class FleetPool(Generic[H]):
     def _answered(self, request: TrackedRequest[H], found: dict[H, SharedClaim], policy: Policy[H]) -> None:
         """Add the claims on the spans of a request's prompt; let it continue a conversation of another engine."""
         monitor = policy.monitor
-        for span in request.gap_spans:
-            claim = found.get(request.prompt[span.end - 1])
-            if claim is not None and span.use is not None:
-                self.raised += monitor.heard(request.prompt, span.end, self._claim(claim), self.tag_of)
+        known = [span.end for span in request.gap_spans if span.use is not None]
+        self._hear(request.prompt, known, found, policy)
         claim = found.get(request.prompt[request.old]) if request.new_blocks else None
         if claim is not None and claim.holders == 1 and policy.places_by_claim:
             monitor.moved_here(request, self._claim(claim), claim.turn)
 
     def _followed_up(self, followed: Followed[H], found: dict[H, SharedClaim], policy: Policy[H]) -> None:
         """Add the claims on the free blocks of an ended request; move those whose value they change."""
-        monitor = policy.monitor
-        for _, block in followed.runs:
-            claim = found.get(block)
-            if claim is not None and block in followed.depths:
-                self.raised += monitor.heard(followed.blocks, followed.depths[block], self._claim(claim), self.tag_of)
+        depths = sorted(followed.depths[block] for _, block in followed.runs if block in followed.depths)
+        self._hear(followed.blocks, depths, found, policy)
         self._changed.extend(followed.runs)
+
+    def _hear(self, chain: Sequence[H], depths: Sequence[int], found: dict[H, SharedClaim], policy: Policy[H]) -> None:
+        """Add the claims found on the last blocks of parts of a chain to these parts, and the deepest one to all before it.
+
+        Who holds a block holds those before it. The other parts have claims at least as high in the store. Rules other than
+        `lpc` read predicted claims only.
+
+        Args:
+            depths: numbers of blocks up to the end of each part, ascending.
+        """
+        for number, depth in enumerate(depths):
+            claim = found.get(chain[depth - 1])
+            if claim is not None and (policy.places_by_claim or claim.predicted):
+                start = depths[number - 1] if 0 < number < len(depths) - 1 else 0
+                self.raised += policy.monitor.heard(chain[start:depth], self._claim(claim), self.tag_of)
 
     @staticmethod
     def _is_elsewhere(use: Use | None) -> bool:

@@ -193,21 +193,21 @@ class ReuseMonitor(Generic[H]):
             self._gaps_s += max(request.started_at - claim.at, 0.0)
             request.conversation = claim.conversation
 
-    def heard(self, chain: Sequence[H], length: int, claim: Claim, tag_of: Callable[[int], int]) -> bool:
-        """Add a claim of another engine to the known ones of a chain's first blocks; return whether it is new.
+    def heard(self, blocks: Sequence[H], claim: Claim, tag_of: Callable[[int], int]) -> bool:
+        """Add a claim of another engine to those known of blocks; return whether it is new for the last one.
 
-        Who holds a block holds those before it. A later claim of a conversation replaces its earlier one.
+        A later claim of a conversation replaces its earlier one.
 
         Args:
             tag_of: returns the number of a conversation by which engines compare them.
         """
         get, put = self._uses.get, self._uses.put
-        deepest = get(chain[length - 1]) if length else None
+        deepest = get(blocks[-1]) if blocks else None
         if deepest is None or self._with(deepest, claim, tag_of) is deepest:
             return False
         former: Use | None = None
         new: Use | None = None
-        for piece in in_pieces(chain[:length]):
+        for piece in in_pieces(blocks):
             for block in piece:
                 use = get(block)
                 if use is not None:
