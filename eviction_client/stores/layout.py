@@ -61,22 +61,20 @@ LIVES_S: Final = 2 * REMEMBERED_S
 """Keys in Redis expire this long after the last write. By then every claim is trimmed."""
 
 RECORD_SCRIPT: Final = """
+local floor, abs, max, sub, format = math.floor, math.abs, math.max, string.sub, string.format
 local width, gap = tonumber(ARGV[2]), tonumber(ARGV[3])
 local clock, step = redis.call('TIME')[1] - 2147483648 + ARGV[4], width * 1000
-local function order(score)
-  local at = math.floor(score / 16777216)
-  return at, at + gap * (math.floor((score - at * 16777216) / 65536) / 16 - 8)
-end
 for run = 5, #ARGV, 3 do
-  local own, value, blob = tonumber(ARGV[run]), tonumber(ARGV[run + 1]), ARGV[run + 2]
+  local own, text, blob = tonumber(ARGV[run]), ARGV[run + 1], ARGV[run + 2]
+  local value = tonumber(text)
   local tag, new_tag = own % 1024, value % 1024
-  local own_at, new_at, new_order = math.floor(own / 1024), order(value)
-  local new_holders = math.floor(value / 1024) % 4
-  local most = math.max(clock, own_at + ARGV[4])
+  local own_at, new_at, new_holders = floor(own / 1024), floor(value / 16777216), floor(value / 1024) % 4
+  local new_order = new_at + gap * (floor((value - new_at * 16777216) / 65536) / 16 - 8)
+  local most = max(clock, own_at + ARGV[4])
   for from = 1, #blob, step do
     local members = {}
     for at = from, math.min(from + step - 1, #blob), width do
-      members[#members + 1] = string.sub(blob, at, at + width - 1)
+      members[#members + 1] = sub(blob, at, at + width - 1)
     end
     local before = redis.pcall('ZMSCORE', KEYS[1], unpack(members))
     if before.err and string.find(before.err, 'WRONGTYPE', 1, true) then
@@ -87,26 +85,31 @@ for run = 5, #ARGV, 3 do
     end
     local changed = {}
     for j, member in ipairs(members) do
-      local stored, now = before[j] and tonumber(before[j]), value
-      if stored and stored % 1 == 0 and math.abs(stored) <= 9007199254740992 then
-        local at, rank = order(stored)
+      local stored, now, named = before[j] and tonumber(before[j]), value, text
+      if stored and stored % 1 == 0 and abs(stored) <= 9007199254740992 then
+        local at = floor(stored / 16777216)
         if at <= most then
-          local holder, holders = stored % 1024, math.floor(stored / 1024) % 4
-          local fewest = 1
+          local holder, holders = stored % 1024, floor(stored / 1024) % 4
           if holder == tag then
-            fewest = 0
             if own_at < at then now = stored end
-          elseif holder == new_tag then
-            if new_at < at then now = stored end
-          elseif new_order < rank then
-            now = stored
+          else
+            if holder == new_tag then
+              if new_at < at then now = stored end
+            elseif new_order < at + gap * (floor((stored - at * 16777216) / 65536) / 16 - 8) then
+              now = stored
+            end
+            holders = max(holders, 1)
           end
-          local is = math.floor(now / 1024) % 4
-          now = now + (math.max(holders, new_holders, fewest) - is) * 1024
+          local is = now == value and new_holders or floor(now / 1024) % 4
+          local counted = max(holders, new_holders)
+          if counted > is or now ~= value then
+            now = now + (counted - is) * 1024
+            named = nil
+          end
         end
       end
       if now ~= stored then
-        changed[#changed + 1] = string.format('%.0f', now)
+        changed[#changed + 1] = named or format('%.0f', now)
         changed[#changed + 1] = member
       end
     end
