@@ -280,7 +280,7 @@ def test_the_store_is_asked_for_each_request_once_and_only_for_its_own_blocks(mo
         bench.serve(f"request {number}", [*chain("system", 0, 2), *chain("own", number, 3)])
     own = chain("own", 49, 3)
     assert [len(blocks) for blocks in store.asked] == [2] + [3] * 49
-    assert store.asked[-1] == [chain("system", 0, 2)[-1], own[-1], own[0]]
+    assert set(store.asked[-1]) == {chain("system", 0, 2)[-1], own[-1], own[0]}
     assert store.flushed == 0
     bench.plugin.close()
 
