@@ -198,6 +198,7 @@ class Policy(Generic[H]):
         log_odds: float | None = None,
         reply_end: Hashable = None,
         done_from: int | None = None,
+        retain: Callable[[int, H, float], int] | None = None,
     ) -> TrackedRequest[H]:
         """Set and return a finished request's blocks and their classes. In the thread of the queue; takes microseconds.
 
@@ -210,6 +211,7 @@ class Policy(Generic[H]):
             log_odds: log-odds of the continuation probability; None: unknown.
             reply_end: equal for replies with the same end; None: unknown.
             done_from: depth from which its blocks are used no more.
+            retain: called with the class of a span, its deepest block and the time; returns the class to use.
         """
         length = len(blocks)
         request.seen = seen = request.conversation is not None  # read first: see TrackedRequest
@@ -223,6 +225,13 @@ class Policy(Generic[H]):
         request.mean_gap_s = self.monitor.mean_gap_s
         request.by_rule = None
         spans = self._classifier.spans_of(request, self.monitor.parts_now(request, length))
+        if retain is not None:
+            spans = spans.of_classes(
+                [
+                    retain(span.reuse_class, blocks[span.end - 1], now) if span.end > span.start else span.reuse_class
+                    for span in spans
+                ]
+            )
         request.newest = spans[-1].reuse_class
         request.spans = spans.joined()
         if done_from is not None:
