@@ -212,6 +212,9 @@ def bench_growth(
     seconds: Annotated[float, typer.Option(min=1, help="Measured seconds of each load.")] = 15.0,
     processes: Annotated[int, typer.Option(min=1, help="Processes of the engines' clients, at most.")] = 4,
     cluster: Annotated[bool, typer.Option("--cluster", help="A Redis Cluster of three primaries.")] = False,
+    rule: Annotated[
+        str, typer.Option(help="Rule of the plug-ins: under lpc they also ask for their free blocks again.")
+    ] = "auto",
     output: Output = None,
     models: Models = Path("models"),
     model: ModelName = "default",
@@ -232,6 +235,7 @@ def bench_growth(
             seconds=seconds,
             processes=processes,
             cluster=cluster,
+            rule=rule,
         ),
         output,
     )

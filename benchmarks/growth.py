@@ -46,7 +46,7 @@ class Load:
         seconds: measured time; ``warm_s``: time before it.
         capacity: blocks of an engine's cache.
         processes: number of processes of the engines, at most.
-        shards: keys of the shared blocks.
+        shards: keys of the shared blocks; ``rule``: of the plug-ins.
     """
 
     engines: int
@@ -56,6 +56,7 @@ class Load:
     capacity: int
     processes: int
     shards: int
+    rule: str
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Servers:
         for server in self.redis:
             with contextlib.closing(server.client()) as client:
                 size += client.info("memory")["used_memory_dataset"]
-                blocks += sum(client.zcard(key) for key in client.scan_iter("lpc:*:retain_until"))
+                blocks += sum(client.zcard(key) for key in client.scan_iter("lpc:*:claims"))
         return {"blocks": blocks, "redis_bytes": size, "sidecar_mib": self.sidecar.rss_mib}
 
     def clear(self) -> None:
@@ -135,6 +136,7 @@ def measure(folder: Path, servers: Servers, load: Load) -> dict[str, Any]:
             redis_url=servers.redis[0].url,
             cluster=len(servers.redis) > 1,
             shards=load.shards,
+            rule=load.rule,
         )
         for first, after in itertools.pairwise(places)
     ]
@@ -236,6 +238,7 @@ def run(
     processes: int = 4,
     shards: int = 4,
     cluster: bool = False,
+    rule: str = "auto",
 ) -> dict[str, Any]:
     """Measure each number of engines at each rate; print a line as each ends, and a table; return the figures.
 
@@ -259,11 +262,11 @@ def run(
                 for count in engines:
                     if count * rate > most:
                         continue
-                    load = Load(count, rate, seconds, max(warm_s, 1.5 * REQUEST_S), capacity, processes, shards)
+                    load = Load(count, rate, seconds, max(warm_s, 1.5 * REQUEST_S), capacity, processes, shards, rule)
                     rows.append(measure(folder, servers, load))
                     print(line_of(rows[-1]), flush=True)
     _show(rows)
-    return {"cluster": cluster, "seconds": seconds, "shards": shards, "capacity": capacity, "rows": rows}
+    return {"cluster": cluster, "rule": rule, "seconds": seconds, "shards": shards, "capacity": capacity, "rows": rows}
 
 
 def line_of(row: dict[str, Any]) -> str:

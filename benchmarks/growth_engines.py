@@ -25,7 +25,8 @@ from typing import Any, Final
 from benchmarks import BenchmarkError
 from eviction_client.plugin import Plugin
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import BlockHash, EngineId
+from eviction_client.stores import BlockHash
+from eviction_client.stores.claims import SharedClaim
 from eviction_client.stores.layout import Layout
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
@@ -71,6 +72,7 @@ class Job:
         cluster: whether the Redis is a node of a Cluster.
         warm_s: seconds of load that are not measured; ``seconds``: those that are.
         shards: keys of the shared blocks.
+        rule: rule of the plug-ins.
     """
 
     engines: int
@@ -83,6 +85,7 @@ class Job:
     redis_url: str
     cluster: bool
     shards: int
+    rule: str = "auto"
 
 
 class Conversation:
@@ -196,7 +199,7 @@ class CountedStore(RedisStore):
     """A store that counts its look-ups, which statistics of Redis do not tell from those of its script.
 
     Attributes:
-        lookups: commands that looked up times.
+        lookups: commands that looked up claims.
     """
 
     def __init__(self, connection: Connection, namespace: Namespace, shards: int) -> None:
@@ -204,10 +207,10 @@ class CountedStore(RedisStore):
         self.lookups = 0
         self._places = Layout(namespace.digest, shards)
 
-    def elsewhere(self, engine: EngineId, blocks: Sequence[BlockHash]) -> dict[BlockHash, float]:
+    def claims(self, blocks: Sequence[BlockHash]) -> dict[BlockHash, SharedClaim]:
         """See `BlockStore`."""
         self.lookups += sum(1 for places in self._places.by_shard(blocks) if places)
-        return super().elsewhere(engine, blocks)
+        return super().claims(blocks)
 
 
 class Engine:
@@ -215,7 +218,11 @@ class Engine:
 
     def __init__(self, job: Job, number: int, text: "array[int]") -> None:
         settings = ClientSettings(
-            predictor_address=job.predictor, redis_url=job.redis_url, redis_cluster=job.cluster, redis_shards=job.shards
+            predictor_address=job.predictor,
+            redis_url=job.redis_url,
+            redis_cluster=job.cluster,
+            redis_shards=job.shards,
+            rule=job.rule,
         )
         self.predictor = Timed(PredictorClient(job.predictor, served_model=MODEL))
         namespace = Namespace("sha256_cbor", "0", BLOCK, MODEL)

@@ -1,4 +1,4 @@
-"""The thin client inside a serving engine: policy, queue, predictor client, stores of retain-until times.
+"""The thin client inside a serving engine: policy, queue, predictor client, stores of shared claims.
 
 Only the names in ``__all__`` are public. Curves and queues load at once, the rest on first use: every process of an engine
 imports this package, but few need gRPC, Redis or settings.

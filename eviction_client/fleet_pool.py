@@ -1,125 +1,162 @@
-"""Pools retain-until times of shared blocks with the other engines of a fleet, through a store.
+"""Pools what the engines of a fleet have seen of shared blocks, through a store: the claims of conversations on them.
 
-A number in the store is a time, so that all engines of a fleet can compare it: the end of a request plus the *retain seconds*
-of its class, the first age at which the class's value falls below the price of memory in this cache.
+A claim is a continuation probability, and when the conversation last used the block (:mod:`eviction_client.stores.claims`). The
+reuse monitor adds the claims of other engines to those of its own conversations. So a block that a request uses belongs to the
+class of the highest claim in the fleet, as on one engine that had seen all requests.
+
+1. When a request starts, its gap spans and its first unknown block are asked for. If only one conversation holds that block,
+   the request continues this conversation, which has moved from another engine: under the rule `lpc`. A request that branches
+   off is taken for one that continues, and the turns that other rules count would be wrong.
+2. When it ends, its turn is written, with the highest claim that this engine has seen of each block.
+3. Under the rule `lpc` its free blocks are asked for again while they are cached, after longer and longer times: conversations
+   move to other engines, where they go on or end. A claim that has changed moves the blocks to another place in the queue.
 """
 
+import heapq
+import math
 import time
-from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Final, Generic
 
-from eviction_client.pace import pause
 from eviction_client.policy.policy import Policy
-from eviction_client.policy.queue.free_queue import DONE
-from eviction_client.policy.request import H, TrackedRequest
-from eviction_client.policy.rules import HOMES
-from eviction_client.stores.base import BlockStore, EngineId
-from eviction_client.stores.retain_until import OLDEST_S, done_until
-from lpc.model.curve import HORIZON_S, retain_seconds
+from eviction_client.policy.queue.free_queue import Run
+from eviction_client.policy.request import Claim, H, TrackedRequest, Use
+from eviction_client.stores.base import BlockStore, EngineId, Turned
+from eviction_client.stores.claims import MOST_LOG_ODDS, TAGS, SharedClaim, shared_claim
 
 MAX_ASKED: Final = 256
 """Blocks per query of the store."""
+ASK_EVERY_S: Final = 0.25
+"""Interval of queries: what is asked until then shares its commands. Answers count when requests end, seconds later."""
 WRITE_EVERY_S: Final = 1.0
-"""Interval of writes: what ends until then shares its commands. Other engines read times that are minutes ahead."""
+"""Interval of writes: what ends until then shares its commands."""
 MAX_POOLED: Final = 10_000
 """Cached answers of the store."""
 TRIM_EVERY_S: Final = 100.0
-NOTICEABLE_S: Final = 1.0
-"""A pooled time changes the class only if it is later than the own one by at least this."""
+FIRST_AGAIN_S: Final = 2.0
+"""Age of free blocks at which they are asked for again."""
+AGAIN_AFTER: Final = 1.25
+"""Factor of that age from each time to the next."""
+LATEST_AGAIN_S: Final = 600.0
+MAX_FOLLOWED: Final = 4096
+"""Ended requests whose free blocks are asked for again."""
+FOREIGN: Final = -(2**40)
+"""Conversations of other engines have the numbers from here down, by their tags."""
+
+
+class Followed(Generic[H]):
+    """An ended request whose free blocks are asked for again: those at the head of its runs, the deepest of each.
+
+    Attributes:
+        blocks: the computed blocks of its chain.
+        depths: number of blocks up to the head of each run, by its name.
+        runs: its runs in the queue, each with its first block's name, as long as they have not ended.
+        at: end of the request, seconds since the epoch; ``due``: when it is asked for next.
+    """
+
+    __slots__ = ("at", "blocks", "depths", "due", "request", "runs")
+
+    def __init__(self, request: TrackedRequest[H]) -> None:
+        self.request: TrackedRequest[H] | None = request
+        self.blocks, self.at = request.blocks, request.at
+        self.runs: list[tuple[Run, H]] = []
+        self.depths: dict[H, int] = {}
+        self.due = request.at + FIRST_AGAIN_S
+
+    def __lt__(self, other: "Followed[H]") -> bool:
+        return self.due < other.due
+
+    def live(self) -> bool:
+        """Return whether a run is left. The scheduler's thread has set them once the request's blocks are free."""
+        if self.request is not None:
+            self.runs, self.request = list(self.request.runs), None
+            heads = {block for _, block in self.runs}
+            self.depths = {block: depth for depth, block in enumerate(self.blocks, 1) if block in heads}
+        self.runs = [entry for entry in self.runs if entry[0].following is not None]
+        return bool(self.runs)
 
 
 class FleetPool(Generic[H]):
-    """Retain-until times of one engine and of the others. The background calls all methods but :meth:`class_of`.
+    """Claims of one engine's conversations and of others'. The background calls all methods but :meth:`next_changed`.
 
     Args:
-        store: the times until which engines retain shared blocks.
+        store: the shared claims.
         engine: name of this engine, which no other one of the fleet has.
-        ordered: returns whether a rule other than LRU orders the blocks.
 
     Attributes:
-        elsewhere: until when other engines retain blocks, seconds since the epoch. Only the background writes it.
-        raised: spans in another class because another engine retains them for longer.
-        implausible: answers of the store that are not valid times.
+        elsewhere: blocks that conversations of other engines hold. Only the background writes it.
+        raised: spans whose blocks have got the claim of a conversation of another engine.
+        implausible: answers of the store that no engine would have written.
     """
 
-    def __init__(self, store: BlockStore[H], engine: EngineId, ordered: Callable[[], bool]) -> None:
+    def __init__(self, store: BlockStore[H], engine: EngineId) -> None:
         self.store = store
-        self.elsewhere: OrderedDict[H, float] = OrderedDict()
-        self.raised = self.implausible = 0
-        self._engine = engine
-        self._ordered = ordered
-        self._retain_s: Sequence[float] = ()
-        """Retain seconds by class of the queue; empty: 0 for all."""
-        self._by_retain: Sequence[tuple[float, int]] = ()
-        self._to_ask: deque[H] = deque(maxlen=MAX_ASKED)
+        self.elsewhere: OrderedDict[H, SharedClaim] = OrderedDict()
+        self.raised = 0
+        self._salt = int.from_bytes(blake2b(engine.encode(errors="replace"), digest_size=8).digest())
+        self._started: deque[TrackedRequest[H]] = deque(maxlen=MAX_ASKED)
+        self._followed: list[Followed[H]] = []
+        """Heap by the time at which they are due."""
+        self._changed: deque[tuple[Run, H]] = deque(maxlen=MAX_FOLLOWED)
+        self._asked_at = -math.inf
         self._written_at = self._trimmed_at = time.monotonic()
 
-    def class_of(self, reuse_class: int, block: H, now: float) -> int:
-        """Return the class of a span: a different one if another engine retains its deepest block for longer.
+    @property
+    def implausible(self) -> int:
+        """Answers of the store that no engine would have written."""
+        return self.store.refused
 
-        In the scheduler's thread.
-        """
-        until = self.elsewhere.get(block)
-        if until is None:
-            return reuse_class
-        if not now - OLDEST_S <= until <= now + HORIZON_S:  # also false for NaN
-            self.implausible += 1
-            return reuse_class
-        wanted, by_retain = until - now, self._by_retain
-        if wanted <= self.retain_s(reuse_class) + NOTICEABLE_S or not by_retain or not self._ordered():
-            return reuse_class
-        place = bisect_left(by_retain, (wanted, 0))
-        raised = min(by_retain[max(place - 1, 0) : place + 1], key=lambda entry: abs(entry[0] - wanted))[1]
-        self.raised += raised != reuse_class
-        return raised
+    def tag_of(self, conversation: int) -> int:
+        """Return the tag of a conversation's number."""
+        if conversation <= FOREIGN:
+            return FOREIGN - conversation
+        digest = blake2b(conversation.to_bytes(8, signed=True), key=self._salt.to_bytes(8), digest_size=4).digest()
+        return int.from_bytes(digest) % TAGS
 
-    def retain_s(self, reuse_class: int) -> float:
-        """Return the retain seconds of a class."""
-        return self._retain_s[reuse_class] if self._retain_s else 0.0
-
-    def set_retain_s(self, retain_s: Sequence[float], known: int) -> None:
-        """Set the retain seconds by class of the queue, of which the first ``known`` have a number."""
-        self._by_retain = sorted((seconds, number) for number, seconds in enumerate(retain_s[:known]))
-        self._retain_s = retain_s
+    def next_changed(self) -> tuple[Run, H] | None:
+        """Return the next run whose value may have changed, and the name of its deepest block. In the scheduler's thread."""
+        return self._changed.popleft() if self._changed else None
 
     def started(self, request: TrackedRequest[H]) -> None:
-        """Note the deepest blocks of a request's gap spans for the next query."""
-        self._to_ask.extend(request.prompt[span.end - 1] for span in request.gap_spans)
-        if request.new_blocks:  # another engine may know the first unknown block
-            self._to_ask.append(request.prompt[request.old])
+        """Note a request whose blocks the next query asks for."""
+        self._started.append(request)
 
-    def finished(self, request: TrackedRequest[H]) -> None:
-        """Record until when this engine retains the blocks of a finished request."""
-        if request.blocks:
-            for start, end, reuse_class, _, _ in request.spans:
-                until = done_until(request.at) if reuse_class == DONE else request.at + self.retain_s(reuse_class)
-                self.store.record(self._engine, request.blocks[start:end], until)
+    def finished(self, request: TrackedRequest[H], policy: Policy[H]) -> None:
+        """Record the turn of a finished request, and what its engine has seen of each block."""
+        own = request.conversation
+        if not request.blocks or own is None:
+            return
+        tag = self.tag_of(own)
+        for start, end, use in policy.monitor.uses_of(request.blocks):
+            over = use.only == own and start >= request.done_from
+            highest = use.claims[0]
+            claim = shared_claim(
+                self.tag_of(highest.conversation),
+                -MOST_LOG_ODDS if over else highest.log_odds,
+                highest.at,
+                request.turn,
+                predicted=highest.predicted,
+                holders=1 if use.only is not None else max(len(use.claims), 2),
+            )
+            self.store.record(request.blocks[start:end], Turned(tag, request.at, claim), policy.monitor.mean_gap_s)
+        if policy.places_by_claim and request.follows:
+            heapq.heappush(self._followed, Followed(request))
+            if len(self._followed) > MAX_FOLLOWED:
+                self._followed.pop()
 
-    def refitted(self, policy: Policy[Any]) -> None:
-        """Set the retain seconds by the tables of the rule in force."""
-        tables = policy.tables or policy.tables_of(HOMES[0])
-        if tables is not None:
-            price = policy.price
-            retain_s = [min(retain_seconds(tables[-1], price), HORIZON_S)] * policy.classes
-            for number in range(policy.known_classes):
-                retain_s[number] = min(retain_seconds(tables[number], price), HORIZON_S)
-                pause()
-            self.set_retain_s(retain_s, policy.known_classes)
+    def exchange(self, policy: Policy[H], now: float) -> None:
+        """Query the store for the noted blocks, and write recorded turns to it every WRITE_EVERY_S.
 
-    def exchange(self) -> None:
-        """Query the store for the noted blocks, and write recorded times to it every WRITE_EVERY_S."""
-        if self._to_ask:
-            asked = list(dict.fromkeys(self._to_ask))
-            self._to_ask.clear()
-            found = self.store.elsewhere(self._engine, asked)
-            for block in asked:
-                self.elsewhere.pop(block, None)
-            self.elsewhere.update(found)
-            while len(self.elsewhere) > MAX_POOLED:
-                self.elsewhere.popitem(last=False)
+        Args:
+            now: seconds since the epoch.
+        """
         at = time.monotonic()
+        waits = self._started or (self._followed and self._followed[0].due <= now)
+        if waits and not self._asked_at <= now < self._asked_at + ASK_EVERY_S:
+            self._asked_at = now
+            self._ask(policy, now)
         if at - self._written_at >= WRITE_EVERY_S:
             self._written_at = at
             self.store.flush()
@@ -130,3 +167,75 @@ class FleetPool(Generic[H]):
         if at - self._trimmed_at >= TRIM_EVERY_S:
             self._trimmed_at = at
             self.store.trim(now)
+
+    def _ask(self, policy: Policy[H], now: float) -> None:
+        asked: dict[H, None] = {}
+        started = []
+        while self._started and len(asked) < MAX_ASKED:
+            request = self._started.pop()  # the latest first: the others may have ended
+            started.append(request)
+            if request.new_blocks:  # another engine may know the first unknown block
+                asked[request.prompt[request.old]] = None
+            deepest = request.gap_spans[: -MAX_ASKED - 1 : -1]
+            asked.update(dict.fromkeys(request.prompt[span.end - 1] for span in deepest))
+        self._started.clear()
+        again = []
+        while self._followed and self._followed[0].due <= now and len(asked) < MAX_ASKED:
+            followed = heapq.heappop(self._followed)
+            if followed.live():
+                again.append(followed)
+                asked.update(dict.fromkeys(block for _, block in followed.runs))
+        if not asked:
+            return
+        found = self.store.claims(list(asked))
+        for request in started:
+            self._answered(request, found, policy)
+        for followed in again:
+            self._followed_up(followed, found, policy)
+            followed.due = now + (now - followed.at) * (AGAIN_AFTER - 1.0)
+            if now - followed.at < LATEST_AGAIN_S:
+                heapq.heappush(self._followed, followed)
+        for block in asked:
+            self.elsewhere.pop(block, None)
+            if block in found and self._is_elsewhere(policy.monitor.use_of(block)):
+                self.elsewhere[block] = found[block]
+        while len(self.elsewhere) > MAX_POOLED:
+            self.elsewhere.popitem(last=False)
+
+    def _answered(self, request: TrackedRequest[H], found: dict[H, SharedClaim], policy: Policy[H]) -> None:
+        """Add the claims on the spans of a request's prompt; let it continue a conversation of another engine."""
+        monitor = policy.monitor
+        known = [span.end for span in request.gap_spans if span.use is not None]
+        self._hear(request.prompt, known, found, policy)
+        claim = found.get(request.prompt[request.old]) if request.new_blocks else None
+        if claim is not None and claim.holders == 1 and policy.places_by_claim:
+            monitor.moved_here(request, self._claim(claim), claim.turn)
+
+    def _followed_up(self, followed: Followed[H], found: dict[H, SharedClaim], policy: Policy[H]) -> None:
+        """Add the claims on the free blocks of an ended request; move those whose value they change."""
+        depths = sorted(followed.depths[block] for _, block in followed.runs if block in followed.depths)
+        self._hear(followed.blocks, depths, found, policy)
+        self._changed.extend(followed.runs)
+
+    def _hear(self, chain: Sequence[H], depths: Sequence[int], found: dict[H, SharedClaim], policy: Policy[H]) -> None:
+        """Add the claims found on the last blocks of parts of a chain to these parts, and the deepest one to all before it.
+
+        Who holds a block holds those before it. The other parts have claims at least as high in the store. Rules other than
+        `lpc` read predicted claims only.
+
+        Args:
+            depths: numbers of blocks up to the end of each part, ascending.
+        """
+        for number, depth in enumerate(depths):
+            claim = found.get(chain[depth - 1])
+            if claim is not None and (policy.places_by_claim or claim.predicted):
+                start = depths[number - 1] if 0 < number < len(depths) - 1 else 0
+                self.raised += policy.monitor.heard(chain[start:depth], self._claim(claim), self.tag_of)
+
+    @staticmethod
+    def _is_elsewhere(use: Use | None) -> bool:
+        return use is None or any(claim.conversation <= FOREIGN for claim in use.claims)
+
+    @staticmethod
+    def _claim(claim: SharedClaim) -> Claim:
+        return Claim(FOREIGN - claim.conversation, claim.log_odds, claim.at, claim.predicted)

@@ -180,7 +180,7 @@ class Learner:
         self.release(request)
         self._note_order()
         if self._pool is not None:
-            self._pool.finished(request)
+            self._pool.finished(request, self.policy)
 
     def reset(self, at: float) -> None:
         """Empty the ghost caches, as the engine has emptied its cache. ``at``: seconds."""
@@ -209,7 +209,7 @@ class Learner:
             self._failed(error)
         try:
             if self._pool is not None:
-                self._pool.exchange()
+                self._pool.exchange(self.policy, self._now())
             self._tick()
             if self._pool is not None:
                 self._pool.trim(self._now())
@@ -237,8 +237,6 @@ class Learner:
         self.policy.refit(now)
         for tier in self.tiers:
             tier.refitted()
-        if self._pool is not None:
-            self._pool.refitted(self.policy)
 
     def _go_on(self, now: float) -> None:
         """Go on from what an earlier process has saved."""

@@ -20,7 +20,7 @@ from eviction_client.observability.misses import HitUnit
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
 from eviction_client.policy.policy import Policy
-from eviction_client.policy.queue.free_queue import Table
+from eviction_client.policy.queue.free_queue import FreeQueue, Table
 from eviction_client.policy.request import Span, Spans, TrackedRequest
 from eviction_client.policy.tier import ChunkTier
 from eviction_client.settings import ClientSettings
@@ -31,6 +31,8 @@ from lpc.wire.bugs import log_bug
 
 logger = logging.getLogger(__name__)
 
+MOVES_PER_STEP: Final = 16
+"""Runs that move in one step of the engine, at most: about 5 µs each."""
 MAX_RUNNING: Final = 10_000
 """Started requests that are tracked; beyond it the oldest request's blocks count as used once."""
 
@@ -54,7 +56,7 @@ class Plugin:
         block_tokens: tokens of a block, as the engine hashes them.
         hits: where the engine's hits end; None: at each block.
         predictor: called at admission; closed with the plug-in.
-        store: the times until which engines retain shared blocks; None: no pooling. Closed with the plug-in.
+        store: the claims of the fleet's conversations on blocks; None: no pooling. Closed with the plug-in.
         clock: seconds since the epoch; None: the system's, see :class:`MonotoneClock`.
         background: starts the learning thread.
 
@@ -94,7 +96,7 @@ class Plugin:
         self.seconds = 0.0
         self._capacity = capacity
         self._owners = Owners(capacity) if settings.hints_share else None
-        self.pool = None if store is None else FleetPool(store, EngineId(token_hex(8)), ordered=lambda: self.tables is not None)
+        self.pool: FleetPool[BlockHash] | None = None if store is None else FleetPool(store, EngineId(token_hex(8)))
         self.learner = Learner(
             settings,
             capacity=capacity,
@@ -210,8 +212,8 @@ class Plugin:
             log_odds=None if prediction is None else prediction.log_odds,
             reply_end=reply_end,
             done_from=done_from,
-            retain=self.pool.class_of if self.pool is not None and self.pool.elsewhere else None,
         )
+        request.follows = self.pool is not None and self.policy.places_by_claim
         for tier in self.tiers:
             tier.finished(request, ordered=self.tables is not None)
         self.learner.append(self.learner.finished, request)
@@ -232,6 +234,18 @@ class Plugin:
         tables = self.tables
         if queue.tables is not tables:
             queue.set_tables(tables)
+
+    def place_again(self, queue: FreeQueue[Any]) -> None:
+        """Move some runs of a queue whose value the conversations of other engines have changed."""
+        if self.pool is not None:
+            for _ in range(MOVES_PER_STEP):
+                changed = self.pool.next_changed()
+                if changed is None:
+                    break
+                run, block = changed
+                reuse_class = self.policy.class_now(block, self.now())
+                if reuse_class is not None:
+                    queue.place_again(run, reuse_class)
 
     def in_use(self, blocks: int) -> None:
         """Record the number of blocks in use. Called when a request ends."""

@@ -109,7 +109,7 @@ class ClientSettings(RedisSettings):
 
     pooling: Literal["auto", "off", "shared", "fleet"] = Field(
         default="auto",
-        description="whether engines on one Redis pool until when they retain shared blocks (fleet) or not (off; shared, of "
+        description="whether engines on one Redis pool their conversations' claims on blocks (fleet) or not (off; shared, of "
         "former releases, is the same). auto is fleet with a Redis URL, else off",
     )
     redis_url: SecretStr | None = Field(

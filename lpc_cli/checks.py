@@ -370,7 +370,7 @@ def _hash_seed(settings: ClientSettings, seed: str | None) -> Iterator[Finding]:
 
 def _redis(settings: ClientSettings) -> Iterator[Finding]:
     if settings.redis_url is None:
-        yield Finding("redis", "ok", "none: retain-until times stay in this process (LPC_REDIS_URL)")
+        yield Finding("redis", "ok", "none: claims on blocks stay in this process (LPC_REDIS_URL)")
         return
     import redis
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def doctor(
     address: Address = None,
-    redis_url: Annotated[str | None, typer.Option(envvar="LPC_REDIS_URL", help="Redis of the retain-until times.")] = None,
+    redis_url: Annotated[str | None, typer.Option(envvar="LPC_REDIS_URL", help="Redis of the shared claims.")] = None,
     engine: Annotated[
         str | None, typer.Option(metavar="URL", help="A running engine, http://host:port: check why hits never come.")
     ] = None,

@@ -177,7 +177,7 @@ class SimulateOptions:
         bool,
         _option(
             FLEET,
-            "Also with plug-ins that pool until when they retain shared blocks, as through Redis (LPC_REDIS_URL), but at once.",
+            "Also with plug-ins that pool conversations' claims on blocks, as through Redis (LPC_REDIS_URL), but at once.",
             "--pool",
         ),
     ] = False

@@ -2,13 +2,15 @@
 
 import contextlib
 import socket
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import pytest
 
 from eviction_client.errors import StoreError
-from eviction_client.stores import BlockHash, EngineId
+from eviction_client.stores import BlockHash, BlockStore
+from eviction_client.stores.base import Turned
+from eviction_client.stores.claims import shared_claim
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.wire.redis_connection import Connection
@@ -16,8 +18,28 @@ from tests.eventually import until
 from tests.relay import Relay
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
-A, B = EngineId("engine-a"), EngineId("engine-b")
+A, B = 1, 2
+"""Tags of conversations."""
+START: Final = 1.75e9
+"""Time from which those of the tests count, seconds since the epoch."""
+GAP_S: Final = 100.0
 BLOCKS = [BlockHash(bytes([n]) * 32) for n in range(1, 9)]
+
+
+def turn(conversation: int, at: float, log_odds: float = 0.0) -> Turned:
+    """Return a turn that ended ``at`` seconds from START, whose claim is the highest."""
+    end = START + at
+    return Turned(conversation, end, shared_claim(conversation, log_odds, end, 1, predicted=True, holders=1))
+
+
+def record(store: BlockStore[BlockHash], conversation: int, blocks: Sequence[BlockHash], at: float) -> None:
+    """Record a turn that ended ``at`` seconds from START."""
+    store.record(blocks, turn(conversation, at), GAP_S)
+
+
+def ends(store: BlockStore[BlockHash], blocks: Sequence[BlockHash]) -> list[float | None]:
+    """Return the times of the blocks' claims, from START."""
+    return [None if claim is None else claim.at - START for claim in store.claims_now(blocks)]
 
 
 @contextlib.contextmanager
@@ -58,10 +80,10 @@ class LosingProxy(Relay):
 
 def refusal(url: str, **options) -> str:
     with storing(url, timeout_s=0.5, **options) as store:
-        store.record(A, BLOCKS, 1.0)
+        record(store, A, BLOCKS, 1.0)
         with pytest.raises(StoreError) as caught:
             store.check()
         assert not store.flush() and store.failures
         assert not store.healthy
-        assert store.elsewhere(B, BLOCKS) == {}
+        assert store.claims(BLOCKS) == {}
     return str(caught.value)

@@ -10,7 +10,7 @@ from benchmarks import growth
 from benchmarks.growth_engines import ASKED, BLOCK, FIRST, REPLY, SYSTEM, Conversation
 from lpc.errors import UsageError
 
-LOAD = growth.Load(engines=4, rate=10.0, seconds=10.0, warm_s=3.0, capacity=1000, processes=2, shards=4)
+LOAD = growth.Load(engines=4, rate=10.0, seconds=10.0, warm_s=3.0, capacity=1000, processes=2, shards=4, rule="auto")
 
 
 def of_a_process(requests: int, latencies_s: list[float], **more: Any) -> dict[str, Any]:

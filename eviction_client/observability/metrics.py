@@ -92,8 +92,12 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
         "fate",
     ),
     "lpc_retained_blocks": (Gauge, "Blocks (SGLang: tokens) that hints retain in the cache and its tiers, at most.", ""),
-    "lpc_pooled_raises": (Counter, "Spans of blocks in another class because another engine retains them for longer.", ""),
-    "lpc_pooled_refused": (Counter, "Answers of the store that cannot be a retain-until time: another clock, for example.", ""),
+    "lpc_pooled_raises": (Counter, "Spans of blocks that have got the claim of a conversation of another engine.", ""),
+    "lpc_pooled_refused": (
+        Counter,
+        "Values in the store that no engine would have written, which were ignored: another clock, for example.",
+        "",
+    ),
     "lpc_repeated_prefill": (Gauge, "Share of the latest prefill that computed what the cache had before and has evicted.", ""),
     "lpc_warm_first": (
         Gauge,
@@ -129,7 +133,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_tier_evictions": (Counter, "Chunks evicted from offload tiers, by whose order.", "by"),
     "lpc_advantage": (Gauge, "Sampled blocks per request that a rule's ghost cache hits more than that of LRU.", "rule"),
     "lpc_predictor_connected": (Gauge, "1 while the sidecar can be reached.", ""),
-    "lpc_store_healthy": (Gauge, "1 while the store of retain-until times can be used.", ""),
+    "lpc_store_healthy": (Gauge, "1 while the store of shared claims can be used.", ""),
 }
 
 _shown: list[Counter | Gauge] = []

@@ -24,7 +24,7 @@ from eviction_client.policy.fits import Fits
 from eviction_client.policy.ghosts import CHOSEN, GhostCache, Ghosts, sample_of
 from eviction_client.policy.prior import Prior, shipped
 from eviction_client.policy.queue.free_queue import DONE, Table
-from eviction_client.policy.request import Spans, TrackedRequest, Uses, turn_group
+from eviction_client.policy.request import NOTHING_KNOWN, Spans, TrackedRequest, Uses, turn_group
 from eviction_client.policy.reuse_monitor import REMEMBERED, ReuseMonitor
 from eviction_client.policy.rule_tables import RuleTables
 from eviction_client.policy.rules import AUTO, CHOOSABLE, HOMES, RULES
@@ -139,6 +139,26 @@ class Policy(Generic[H]):
         """Number of the queue's classes with a number."""
         exact = self._tables.exact
         return len(self.combined.keys) if exact is None else exact.known(self._classifier.categories)
+
+    @property
+    def places_by_claim(self) -> bool:
+        """Whether a block's place in the queue follows from the highest claim on it alone."""
+        return self._tables.exact is not None and self._tables.exact.by_claim
+
+    def class_now(self, block: H, now: float) -> int | None:
+        """Return the class of a block by the highest claim on it now, as if just used. From any thread.
+
+        None: the block is forgotten, or its value is below that of all classes.
+
+        Args:
+            now: seconds.
+        """
+        use, exact = self.monitor.use_of(block), self._tables.exact
+        if use is None or exact is None:
+            return None
+        highest = use.claims[0]
+        log_odds = highest.log_odds - max(now - highest.at, 0.0) / self.monitor.mean_gap_s
+        return exact.class_of(NOTHING_KNOWN, log_odds) or None
 
     @property
     def in_force(self) -> str:

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
-from typing import Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 GAPS: Final = (10.0, 60.0, 300.0, 1200.0)
 """Bounds of the gap classes, seconds between a block's last two uses. Gap class 0: the block was used for the first time."""
@@ -296,7 +296,9 @@ class TrackedRequest(Generic[H]):
         old: depth of its first new block; ``new_blocks``: number of new blocks.
         turn: its turn, from 1.
         under_lru: what LRU would hold of its prompt when the engine looks for it in its cache.
+        opens: whether it continues no conversation that this cache has seen.
         conversation: number of its conversation, a new one if it continues none; None: the prompt has not been looked at.
+            The store of the fleet may show later that it continues one of another engine.
 
         blocks: the computed blocks of its chain, from the start, which must not change afterwards.
         prompt_blocks: number of these blocks that its prompt filled.
@@ -319,6 +321,8 @@ class TrackedRequest(Generic[H]):
         mean_gap_s: mean gap between turns, for the decay of probabilities.
         done_from: depth from which its blocks are used no more.
         retain_s: seconds for which a hint retains all its blocks; 0: no hint.
+        follows: whether the runs of its free blocks are noted.
+        runs: these runs, each with the name of its deepest block.
         home: the cache that is to keep its blocks, where pool and tier both hold them; None: both.
         by_rule: its parts with the classes of each rule; None before the background has found them.
     """
@@ -337,6 +341,7 @@ class TrackedRequest(Generic[H]):
     new_blocks: int = 0
     turn: int = 1
     under_lru: UnderLru | None = None
+    opens: bool = True
     conversation: int | None = None
 
     blocks: Sequence[H] = ()
@@ -359,6 +364,8 @@ class TrackedRequest(Generic[H]):
     mean_gap_s: float = 0.0
     done_from: int = 0
     retain_s: float = 0.0
+    follows: bool = False
+    runs: list[tuple[Any, H]] = field(default_factory=list)
     home: Home | None = None
     by_rule: dict[str, Spans] | None = None
 
@@ -377,7 +384,7 @@ class TrackedRequest(Generic[H]):
         highest = next((claim for claim in shared.claims if claim.conversation != own), None)
         if highest is None:
             return self.log_odds
-        return max(self.log_odds, highest.log_odds - (self.at - highest.at) / self.mean_gap_s)
+        return max(self.log_odds, highest.log_odds - max(self.at - highest.at, 0.0) / self.mean_gap_s)
 
     def unsee(self) -> None:
         """Forget what the background found in the prompt, because the classes of the blocks were chosen without it."""

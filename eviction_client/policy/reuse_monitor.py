@@ -176,9 +176,81 @@ class ReuseMonitor(Generic[H]):
             if extended < SHARED_FROM:
                 request.turn = deepest.use.turn + 1
                 own = deepest.use.only if deepest.end >= deepest.use.prompt else None
+        request.opens = own is None
         own = next(_conversations) if own is None else own
         request.known = _joined(spans, own)
         request.conversation = own  # last: see TrackedRequest
+
+    def moved_here(self, request: TrackedRequest[H], claim: Claim, turn: int) -> None:
+        """Let a request that has started continue a conversation of another engine, unless it continues one of this cache.
+
+        Args:
+            claim: of this conversation, at its latest turn; ``turn``: this turn.
+        """
+        if request.opens:
+            request.opens, request.turn = False, max(request.turn, turn + 1)
+            self._gaps += 1.0
+            self._gaps_s += max(request.started_at - claim.at, 0.0)
+            request.conversation = claim.conversation
+
+    def heard(self, blocks: Sequence[H], claim: Claim, tag_of: Callable[[int], int]) -> bool:
+        """Add a claim of another engine to those known of blocks; return whether it is new for the last one.
+
+        A later claim of a conversation replaces its earlier one.
+
+        Args:
+            tag_of: returns the number of a conversation by which engines compare them.
+        """
+        get, put = self._uses.get, self._uses.put
+        deepest = get(blocks[-1]) if blocks else None
+        if deepest is None or self._with(deepest, claim, tag_of) is deepest:
+            return False
+        former: Use | None = None
+        new: Use | None = None
+        for piece in in_pieces(blocks):
+            for block in piece:
+                use = get(block)
+                if use is not None:
+                    if use is not former:
+                        former, new = use, self._with(use, claim, tag_of)
+                    if new is not use:
+                        put(block, new)  # type: ignore[arg-type]  # set with `former`
+        return True
+
+    def _with(self, use: Use, claim: Claim, tag_of: Callable[[int], int]) -> Use:
+        """Return a use with another engine's claim; the same one if that is known."""
+        tag = tag_of(claim.conversation)
+        for known in use.claims:
+            if tag_of(known.conversation) == tag:
+                if claim.at <= known.at:
+                    return use
+                claim = claim._replace(conversation=known.conversation)
+                break
+        claims = self._pooled(use.claims, claim)
+        if claims == use.claims:
+            return use
+        only = use.only if use.only == claim.conversation else None
+        return Use(use.at, use.turn, use.uses, use.place, only, claims, use.prompt)
+
+    def use_of(self, block: H) -> Use | None:
+        """Return a block's latest use; None: unknown."""
+        return self._uses.get(block)
+
+    def uses_of(self, chain: Sequence[H]) -> Iterator[tuple[int, int, Use]]:
+        """Iterate over the parts of a chain with one latest use each: start, end and use. What is forgotten is left out."""
+        get = self._uses.get
+        start = depth = 0
+        latest: Use | None = None
+        for piece in in_pieces(chain):
+            for block in piece:
+                use = get(block)
+                if use is not latest:
+                    if latest is not None:
+                        yield start, depth, latest
+                    start, latest = depth, use
+                depth += 1
+        if latest is not None:
+            yield start, depth, latest
 
     @property
     def watched(self) -> int:
@@ -220,7 +292,7 @@ class ReuseMonitor(Generic[H]):
         chain, prompt, now = request.blocks, request.prompt_blocks, request.at
         own = request.conversation
         if own is None:
-            own = self._continued(chain) or next(_conversations)
+            own = request.conversation = self._continued(chain) or next(_conversations)
         turn = min(request.turn, LAST_TURN)
         claim = Claim(own, request.log_odds, now, request.predicted)
         length = len(chain)

@@ -1,4 +1,4 @@
-"""Stores of the times until which engines retain blocks, shared by the fleet or private to the process."""
+"""Stores of the claims of conversations on blocks, shared by the fleet or private to the process."""
 
 from typing import TYPE_CHECKING
 

@@ -1,35 +1,57 @@
-"""The contract of all stores of retain-until times.
+"""The contract of all stores of shared claims.
 
-The rule (:func:`pooled`): a block has the latest of the engines' times, and the name of the engine that holds it that long. A
-later record of that engine replaces its own, also by an earlier time: a time is what its engine thinks now.
+The rule (:func:`pooled`): a block has the highest claim of the conversations that hold it, by its probability now. A later turn
+of the conversation that has the claim replaces it, also by a lower one: the writer then gives the highest of all claims that
+it has seen of the block, its own conversations' and others' (:mod:`eviction_client.fleet_pool`).
 
-An engine reads only the times of others (:meth:`BlockStore.elsewhere`): what its own conversations will use again it knows
-better, from all of their uses. Pooling its own earlier times lost up to 3.5 points of hits on prompts that many requests share
-(docs/explanation/simulator.md).
+An engine adds the claims that it reads to those of its own conversations. Its own come back unchanged, so they change nothing.
 
-For records of different engines that are sent once, pooling is commutative, associative and idempotent. A time that the holder
-replaces by an earlier one does not bring back those of the others: their next turns do.
-
-A time is that of :mod:`eviction_client.stores.retain_until`, seconds since the epoch.
+For claims of different conversations pooling is commutative, associative and idempotent, but for the number of holders. Claims
+below the highest that the writer has not seen are lost: the next turns of their conversations bring them back.
 """
 
 from collections.abc import Sequence
-from typing import NewType, Protocol, TypeVar
+from typing import NamedTuple, NewType, Protocol, TypeVar
+
+from eviction_client.stores.claims import MOST_HOLDERS, SharedClaim
 
 EngineId = NewType("EngineId", str)
-"""Name of an engine in its fleet; not empty. Only a keyed digest of it leaves the process."""
+"""Name of an engine in its fleet; not empty. It does not leave the process."""
 
 
-def pooled(holder: str | None, until: float, engine: str, new: float) -> tuple[str, float]:
-    """Return a block's holder and retain-until time after a turn on ``engine`` has ended that retains it until ``new``.
+class Turned(NamedTuple):
+    """A conversation's turn that has ended, and what its engine has then seen of some blocks.
+
+    Attributes:
+        conversation: tag of the conversation.
+        at: end of the turn, seconds since the epoch.
+        highest: the highest claim on the blocks that the engine has seen; may be another conversation's.
+    """
+
+    conversation: int
+    at: float
+    highest: SharedClaim
+
+
+def pooled(stored: SharedClaim | None, turned: Turned, gap_s: float) -> SharedClaim:
+    """Return a block's claim after a turn.
 
     Args:
-        holder: the engine with the latest time before; None for a new block.
-        until: the block's time before; ignored for a new block.
+        stored: the claim before; None for a new block.
+        gap_s: the writer's mean gap between turns, by which probabilities fall.
     """
-    if holder is None or holder == engine or new >= until:
-        return engine, new
-    return holder, until
+    new = turned.highest
+    if stored is None:
+        return new
+    same = stored.conversation == turned.conversation
+    holders = min(max(stored.holders, new.holders, 1 if same else 2), MOST_HOLDERS)
+    if same:
+        kept = new if turned.at // 1 >= stored.at else stored
+    elif stored.conversation == new.conversation:
+        kept = new if new.at >= stored.at else stored
+    else:
+        kept = new if new.score(gap_s) >= stored.score(gap_s) else stored
+    return kept._replace(holders=holders)
 
 
 B = TypeVar("B")
@@ -37,13 +59,13 @@ B = TypeVar("B")
 
 
 class BlockStore(Protocol[B]):
-    """Retain-until times of the blocks of one namespace, for one background thread of an engine.
+    """Shared claims on the blocks of one namespace, for one background thread of an engine.
 
-    A call takes at most the store's time-out. Only :meth:`retain_until` raises if the store is unavailable.
+    A call takes at most the store's time-out. Only :meth:`claims_now` raises if the store is unavailable.
     """
 
-    def record(self, engine: EngineId, blocks: Sequence[B], until: float) -> None:
-        """Record that ``engine`` retains ``blocks`` until a time (seconds since the epoch, finite).
+    def record(self, blocks: Sequence[B], turned: Turned, gap_s: float) -> None:
+        """Record a turn that has used ``blocks``, with finite numbers as of :func:`shared_claim`; see :func:`pooled`.
 
         The next :meth:`flush` may write the record. ``blocks`` must not change afterwards.
         """
@@ -53,19 +75,16 @@ class BlockStore(Protocol[B]):
         """Write the pending records; return whether all are in the store."""
         ...
 
-    def elsewhere(self, engine: EngineId, blocks: Sequence[B]) -> dict[B, float]:
-        """Return the times of the blocks that another engine holds longest. Pending records need not be among them.
-
-        The caller uses a time only if it is later than its own.
-        """
+    def claims(self, blocks: Sequence[B]) -> dict[B, SharedClaim]:
+        """Return the claims of the blocks that have one. Pending records need not be among them."""
         ...
 
     def trim(self, now: float) -> None:
-        """Forget blocks whose time is below `forgotten_below(now)`; ``now``: seconds since the epoch."""
+        """Forget blocks whose claim is older than `forgotten_below(now)`; ``now``: seconds since the epoch."""
         ...
 
-    def retain_until(self, blocks: Sequence[B]) -> list[float | None]:
-        """Return the time of each block, None if unknown. Raises StoreError if the store is unavailable."""
+    def claims_now(self, blocks: Sequence[B]) -> list[SharedClaim | None]:
+        """Return the claim of each block, None if unknown. Raises StoreError if the store is unavailable."""
         ...
 
     def close(self) -> None:
@@ -75,4 +94,9 @@ class BlockStore(Protocol[B]):
     @property
     def healthy(self) -> bool:
         """Whether the last attempt to use the store succeeded. A store starts unhealthy."""
+        ...
+
+    @property
+    def refused(self) -> int:
+        """Values found in the store that no engine would have written, and were ignored."""
         ...

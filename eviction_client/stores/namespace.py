@@ -1,16 +1,16 @@
-"""Namespace of pooled times: engines pool only if equal block hashes mean equal content and times mean the same."""
+"""Namespace of shared claims: engines pool only if equal block hashes mean equal content and claims mean the same."""
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass
 
-_ENCODING = 3
-"""Version of a time's encoding and meaning. Increase it with any change, so that clients of different versions never pool."""
+_ENCODING = 4
+"""Version of a claim's encoding and meaning. Increase it with any change, so that clients of different versions never pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """The properties of an engine that determine its block hashes. Engines pool times only if all are equal.
+    """The properties of an engine that determine its block hashes. Engines pool claims only if all are equal.
 
     Attributes:
         hash_algorithm: the engine's name of it, for example "sha256_cbor".

@@ -1,4 +1,4 @@
-"""Retain-until times shared by the fleet through Redis (6.2 or later), single or Cluster.
+"""Claims of conversations on blocks, shared by the fleet through Redis (6.2 or later), single or Cluster.
 
 Records are written in pipelines of at most BLOCKS_AT_ONCE blocks, with one command for each shard. After a failure the store
 pauses, from 50 ms, doubling up to 5 s. Until then records wait in a bounded queue that drops the oldest first. A record that is
@@ -18,20 +18,21 @@ from redis.backoff import AbstractBackoff
 from eviction_client.block_hash import BlockHash
 from eviction_client.errors import StoreError
 from eviction_client.pace import in_pieces, pause
-from eviction_client.stores.base import EngineId
+from eviction_client.stores.base import Turned
+from eviction_client.stores.claims import AHEAD_S, SharedClaim, forgotten_below
 from eviction_client.stores.layout import (
     LIVES_S,
     MEMBER_BYTES,
-    MOST_AHEAD_S,
     RECORD_SCRIPT,
     TRIM_SCRIPT,
-    UNIT,
     Layout,
-    floor,
+    claim_of,
     members,
+    oldest,
+    score,
+    turn,
 )
 from eviction_client.stores.namespace import Namespace
-from eviction_client.stores.retain_until import forgotten_below
 from lpc.wire.redis_connection import ERRORS, Connection, evaluate
 from lpc.wire.redis_health import Health, cause_of, explain
 
@@ -44,11 +45,11 @@ TRIM_CHUNK: Final = 4096
 
 
 class RedisStore:
-    """Retain-until times of one namespace in Redis. Thread-safe; meant for one thread, since calls block each other.
+    """Shared claims of one namespace in Redis. Thread-safe; meant for one thread, since calls block each other.
 
     Args:
         connection: to the server or Cluster; opened on first use.
-        namespace: namespace of the times; engines with equal namespaces share them.
+        namespace: namespace of the claims; engines with equal namespaces share them.
         shards: number of keys over which the blocks are spread; equal in the whole fleet.
         max_pending_blocks: bound of recorded blocks that wait.
         backoff: computes the pause, in seconds, after a number of consecutive failures.
@@ -57,6 +58,7 @@ class RedisStore:
     Attributes:
         failures: failed attempts to use Redis.
         written, dropped: recorded blocks that Redis accepted, and that were dropped.
+        refused: see :meth:`BlockStore.refused`.
     """
 
     def __init__(
@@ -69,25 +71,25 @@ class RedisStore:
         backoff: AbstractBackoff | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.failures = self.written = self.dropped = 0
+        self.failures = self.written = self.dropped = self.refused = 0
         self._connection = connection
-        self._health = Health(connection, "of retain-until times", backoff=backoff, clock=clock)
+        self._health = Health(connection, "of shared claims", backoff=backoff, clock=clock)
         self._layout = Layout(namespace.digest, shards)
-        self._records: deque[tuple[EngineId, Sequence[BlockHash], float]] = deque()
+        self._records: deque[tuple[Sequence[BlockHash], Turned, float]] = deque()
         self._pending = 0
         self._max_pending = max_pending_blocks
         self._lock = threading.Lock()
         self._closed = False
 
-    def record(self, engine: EngineId, blocks: Sequence[BlockHash], until: float) -> None:
+    def record(self, blocks: Sequence[BlockHash], turned: Turned, gap_s: float) -> None:
         """See :meth:`BlockStore.record`."""
         if self._closed:
             return
         with self._lock:
-            self._records.extend((engine, piece, until) for piece in in_pieces(blocks))
+            self._records.extend((piece, turned, gap_s) for piece in in_pieces(blocks))
             self._pending += len(blocks)
             while self._pending > self._max_pending:
-                dropped = len(self._records.popleft()[1])
+                dropped = len(self._records.popleft()[0])
                 self._pending -= dropped
                 self.dropped += dropped
 
@@ -97,18 +99,18 @@ class RedisStore:
             self._use(self._write)
         return not self._records
 
-    def elsewhere(self, engine: EngineId, blocks: Sequence[BlockHash]) -> dict[BlockHash, float]:
-        """See :meth:`BlockStore.elsewhere`."""
-        found = self._use(lambda client: self._look_up(client, blocks, besides=engine)) or []
-        return {block: until for block, until in zip(blocks, found, strict=False) if until is not None}
+    def claims(self, blocks: Sequence[BlockHash]) -> dict[BlockHash, SharedClaim]:
+        """See :meth:`BlockStore.claims`."""
+        found = self._use(lambda client: self._look_up(client, blocks)) or []
+        return {block: claim for block, claim in zip(blocks, found, strict=False) if claim is not None}
 
     def trim(self, now: float) -> None:
         """See :meth:`BlockStore.trim`. Removes in chunks, so that no other client of Redis waits for long."""
         self._use(lambda client: self._trim(client, forgotten_below(now)))
 
-    def retain_until(self, blocks: Sequence[BlockHash]) -> list[float | None]:
-        """See :meth:`BlockStore.retain_until`. Times are rounded down to 1/32 s."""
-        found: list[float | None] = self._now(lambda client: self._look_up(client, blocks))
+    def claims_now(self, blocks: Sequence[BlockHash]) -> list[SharedClaim | None]:
+        """See :meth:`BlockStore.claims_now`."""
+        found: list[SharedClaim | None] = self._now(lambda client: self._look_up(client, blocks))
         return found
 
     def check(self) -> None:
@@ -122,7 +124,7 @@ class RedisStore:
         def probe(client: Any) -> None:
             client.execute_command("ZMSCORE", key, "x")
             block = b"\0" * MEMBER_BYTES
-            client.execute_command("EVAL", RECORD_SCRIPT, 1, key, 1000, UNIT, MEMBER_BYTES, MOST_AHEAD_S, 0.0, block)
+            client.execute_command("EVAL", RECORD_SCRIPT, 1, key, 1000, MEMBER_BYTES, 1.0, AHEAD_S, 0, 0, block)
             client.execute_command("EVAL", TRIM_SCRIPT, 1, key, "inf", 1)
 
         self._now(probe)
@@ -175,9 +177,9 @@ class RedisStore:
     def _write(self, client: Any) -> None:
         while self._records:
             count, blocks = self._next()
-            by_shard = self._commands(count)
+            by_shard, gap_s = self._commands(count), self._records[count - 1][2]
             commands = [
-                (1, key, int(LIVES_S * 1000), UNIT, MEMBER_BYTES, MOST_AHEAD_S, *runs) for key, runs in by_shard.items()
+                (1, key, int(LIVES_S * 1000), MEMBER_BYTES, round(gap_s, 3), AHEAD_S, *runs) for key, runs in by_shard.items()
             ]
             if commands:
                 evaluate(client, RECORD_SCRIPT, commands)
@@ -189,31 +191,30 @@ class RedisStore:
     def _next(self) -> tuple[int, int]:
         """Return the number of records, and of their blocks, that the next pipeline writes."""
         count = total = 0
-        for _, blocks, _ in self._records:
+        for blocks, _, _ in self._records:
             if count and total + len(blocks) > BLOCKS_AT_ONCE:
                 break
             count, total = count + 1, total + len(blocks)
         return count, total
 
-    def _commands(self, count: int) -> dict[str, list[float | bytes]]:
-        """Return times and members of the oldest records, in their order, by key."""
+    def _commands(self, count: int) -> dict[str, list[int | bytes]]:
+        """Return turns, claims and members of the oldest records, in their order, by key."""
         layout = self._layout
-        found: dict[str, list[float | bytes]] = {}
-        for engine, blocks, until in islice(self._records, count):
+        found: dict[str, list[int | bytes]] = {}
+        for blocks, turned, _ in islice(self._records, count):
             names = members(blocks)
-            value = floor(until) + layout.tag_of(engine)
+            own, highest = turn(turned), score(turned.highest)
             for shard, indices in enumerate(layout.by_shard(blocks)):
                 if indices:
-                    found.setdefault(layout.key(shard), []).extend((value, b"".join([names[i] for i in indices])))
+                    found.setdefault(layout.key(shard), []).extend((own, highest, b"".join([names[i] for i in indices])))
             pause()
         return found
 
-    def _look_up(self, client: Any, blocks: Sequence[BlockHash], *, besides: EngineId | None = None) -> list[float | None]:
-        """Return the time of each block; None if unknown, or if the engine ``besides`` holds it longest."""
-        own = None if besides is None else self._layout.tag_of(besides)
-        names = members(blocks)
+    def _look_up(self, client: Any, blocks: Sequence[BlockHash]) -> list[SharedClaim | None]:
+        """Return the claim of each block, None if unknown; count and leave out those that no engine would have written."""
+        names, now = members(blocks), time.time()
         lookups = [(shard, indices) for shard, indices in enumerate(self._layout.by_shard(blocks)) if indices]
-        found: list[float | None] = [None] * len(blocks)
+        found: list[SharedClaim | None] = [None] * len(blocks)
         if not lookups:
             return found
         commands = client.pipeline(transaction=False)
@@ -226,13 +227,13 @@ class RedisStore:
                 continue  # the next record replaces the key
             for i, value in zip(indices, stored, strict=True):
                 if value is not None:
-                    until = floor(float(value))
-                    found[i] = until if float(value) - until != own else None
+                    found[i] = claim_of(float(value), now)
+                    self.refused += found[i] is None
         return found
 
     def _trim(self, client: Any, threshold: float) -> None:
         shards: Sequence[int] = range(self._layout.shards)
         while shards:
-            keys = [(1, self._layout.key(shard), threshold, TRIM_CHUNK) for shard in shards]
+            keys = [(1, self._layout.key(shard), oldest(threshold), TRIM_CHUNK) for shard in shards]
             removed = evaluate(client, TRIM_SCRIPT, keys)
             shards = [shard for shard, count in zip(shards, removed, strict=True) if count == TRIM_CHUNK]

@@ -13,11 +13,12 @@ import redis
 
 from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import BlockHash, EngineId, open_store
+from eviction_client.stores import BlockHash, open_store
 from eviction_client.stores.namespace import Namespace
 from testing.processes import CLUSTER_BUS, free_port
 from tests.deploy.test_kubernetes import DEPLOY, containers, named, rendered
 from tests.eventually import patiently, until
+from tests.redis_stores import A, ends, record
 from tests.relay import Relay
 
 OVERLAY = DEPLOY / "overlays/redis-cluster"
@@ -79,7 +80,6 @@ def test_the_cluster_is_whole_after_a_restart_under_other_addresses(tmp_path: Pa
     data = named(rendered("redis-cluster"), "ConfigMap", "lpc-engine")["data"]
     namespace = Namespace(hash_algorithm="sha256_cbor", hash_seed="0", block_size=16, model="m")
     blocks = [BlockHash(n.to_bytes(4, "big") * 8) for n in range(200)]
-    engine_id = EngineId("c")
     folders = [tmp_path / str(n) for n in range(3)]
     with contextlib.closing(Relay()) as service, contextlib.ExitStack() as always:
         settings = ClientSettings(
@@ -94,7 +94,7 @@ def test_the_cluster_is_whole_after_a_restart_under_other_addresses(tmp_path: Pa
             assert until(whole)
             store = always.enter_context(contextlib.closing(open_store(settings, namespace)))
             assert until(lambda: stored(store))
-            store.record(engine_id, blocks, 1.0)
+            record(store, A, blocks, 1.0)
             assert store.flush()
             with contextlib.closing(redis.Redis(port=nodes[0][1], username="engine", password=PASSWORD)) as engine:
                 for forbidden in (("FLUSHALL",), ("CLUSTER", "RESET"), ("CONFIG", "GET", "*"), ("SHUTDOWN",)):
@@ -103,7 +103,7 @@ def test_the_cluster_is_whole_after_a_restart_under_other_addresses(tmp_path: Pa
         with contextlib.ExitStack() as second:
             nodes = [second.enter_context(node(folder, PASSWORD, f"127.0.0.{n + 2}")) for n, folder in enumerate(folders)]
             service.target = nodes[1]
-            store.record(engine_id, blocks, 2.0)
+            record(store, A, blocks, 2.0)
             for at in nodes:
                 assert until(lambda at=at: "cluster_state" in admin(*at, "cluster", "info"))
                 assert "cluster_state:fail" in admin(*at, "cluster", "info")
@@ -112,7 +112,7 @@ def test_the_cluster_is_whole_after_a_restart_under_other_addresses(tmp_path: Pa
             for at in nodes:
                 assert until(lambda at=at: "cluster_state:ok" in admin(*at, "cluster", "info"))
             assert until(store.flush)
-            assert store.retain_until(blocks) == [2.0] * len(blocks)
+            assert ends(store, blocks) == [2.0] * len(blocks)
             assert store.dropped == 0
 
 

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from eviction_client.policy.hints import Hints
 from eviction_client.policy.queue.free_queue import DONE, HINTED, PREEMPTED
 from eviction_client.policy.request import NEW_GROUPS, TURN_GROUPS, Features, gap_class
 from eviction_client.policy.rules import RULES
+from eviction_client.transport.messages import SidecarPrediction
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER, ScriptedPredictor
 from lpc.wire.session import name_of
 from testing.bare_scheduler import BLOCK, Engine, conversations, oracle
@@ -447,29 +449,76 @@ def test_with_a_background_thread_nothing_fails_and_all_requests_are_learned(asy
     assert plugin.policy.reused > 50 and not plugin.requests
 
 
+def fleet_of_two(redis: RedisServer) -> tuple[Engine, Engine]:
+    """Return two engines with the rule `lpc` and one clock, for which conversations named likely go on, and others do not."""
+
+    def script(name: str) -> SidecarPrediction:
+        return SidecarPrediction(0.98 if "likely" in name else 0.02, "v", 1)
+
+    there, here = (Engine(60, rule="lpc", script=script, pooling="fleet", redis_url=redis.url) for _ in range(2))
+    there.now = here.now = time.time()
+    return there, here
+
+
+def written(engine: Engine) -> bool:
+    plugin = engine.scheduler.lpc.plugin
+    return plugin.settle() and plugin.pool.store.flush()
+
+
 def test_an_engine_keeps_a_prefix_that_another_engine_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     prefix = list(range(6, 6 + 3 * BLOCK))
     with RedisServer(tmp_path) as redis:
-        there, here = (Engine(60, pooling="fleet", redis_url=redis.url) for _ in range(2))
-        for engine, kept_s in ((there, 600.0), (here, 0.0)):
-            plugin = engine.scheduler.lpc.plugin
-            highest = plugin.policy.classes - 1
-            plugin.pool.set_retain_s([kept_s] * highest + [600.0], highest + 1)
-            plugin.policy.fits.latest = math.inf
-        for name in ("one", "two"):
-            finish(there, name, [*prefix, *range(100 + 50 * len(name), 132 + 50 * len(name))], {"session_id": name})
-            plugin = there.scheduler.lpc.plugin
-            assert plugin.settle() and plugin.pool.store.flush()
-        hooks = here.scheduler.lpc
-        finish(here, "three", [*prefix, *range(150, 182)], {"session_id": "three"})
-        here.add("four", [*prefix, *range(200, 232)], 40, {"session_id": "four"})
+        there, here = fleet_of_two(redis)
+        for name in ("likely", "other"):
+            finish(there, name, [*prefix, *range(100 + 50 * len(name), 132 + 50 * len(name))])
+        assert written(there)
+        finish(here, "three", [*prefix, *range(150, 182)])
+        here.now += 1.0
+        here.add("four", [*prefix, *range(200, 232)], 40)
         here.step()
-        until(lambda: hooks.plugin.pool.elsewhere)
+        pool = here.scheduler.lpc.plugin.pool
+        assert until(lambda: pool.raised)
         while here.scheduler.has_unfinished_requests():
             here.step()
         # The three blocks of the common prefix, but none of this engine's private blocks.
-        found = sorted(classes_of(here).values())[-4:]
-        assert found[0] < highest and found[1:] == [highest] * 3 and hooks.plugin.pool.raised == 1
+        found = sorted(classes_of(here).values())
+        assert found[-4] < 128 < found[-3] == found[-1]
         for engine in (there, here):
+            assert engine.scheduler.lpc.plugin.failures == 0
+            engine.scheduler.shutdown()
+
+
+def test_free_blocks_follow_a_conversation_that_goes_on_in_another_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    first, second = list(range(6, 6 + 4 * BLOCK)), list(range(6, 6 + 7 * BLOCK))
+    with RedisServer(tmp_path) as redis:
+        there, here = fleet_of_two(redis)
+        finish(here, "another", [*range(300, 300 + 2 * BLOCK)])
+        finish(here, "over", first)
+        assert written(here)
+        before = classes_of(here)
+        there.now = here.now = here.now + 3.0
+        there.add("likely", second, 40)
+        there.step()
+        pool = there.scheduler.lpc.plugin.pool
+        assert until(lambda: pool.elsewhere)
+        while there.scheduler.has_unfinished_requests():
+            there.step()
+        assert written(there)
+        here.now += 1.0
+
+        def moved() -> bool:
+            here.now += 0.3
+            here.step()
+            return classes_of(here) != before
+
+        assert until(moved)
+        after = classes_of(here)
+        assert len({number for number, reuse_class in after.items() if reuse_class != before[number]}) >= 4
+        assert sorted(after.values())[:2] == sorted(before.values())[:2], "the other conversation stays where it was"
+        for engine in (there, here):
+            assert engine.scheduler.lpc.plugin.failures == 0
             engine.scheduler.shutdown()

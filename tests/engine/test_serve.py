@@ -253,13 +253,13 @@ def test_both_engines_use_one_namespace_and_redis_and_logs_contain_no_text(fleet
     client = fleet.redis.client()
 
     def pooled() -> int:
-        return sum(map(client.zcard, client.keys("lpc:*:retain_until")))
+        return sum(map(client.zcard, client.keys("lpc:*:claims")))
 
     for number, engine in enumerate(fleet.engines):
         before = pooled()
         fleet.chats(f"pooled {number}", count=4, stock=[engine, engine])
         assert until(lambda before=before: pooled() > before)
-    assert len({key.split(b"{")[1].split(b":")[0] for key in client.keys("lpc:*:retain_until")}) == 1
+    assert len({key.split(b"{")[1].split(b":")[0] for key in client.keys("lpc:*:claims")}) == 1
     everything = b"".join(client.dump(key) or b"" for key in client.keys("*")) + b"".join(client.keys("*"))
     assert b"swordfish" not in everything
     assert "swordfish" not in fleet.sidecar.log.read_text()

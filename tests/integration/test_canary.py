@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import BlockHash, EngineId, MemoryStore, open_store
+from eviction_client.stores import BlockHash, MemoryStore, open_store
 from eviction_client.stores.namespace import Namespace
 from eviction_client.transport.client import PredictorClient
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
@@ -42,6 +42,7 @@ from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import eventually, patiently, until
 from tests.integration.test_server import one, sidecar
 from tests.label_log import rows_of
+from tests.redis_stores import A, ends, record
 from tests.response_cache import KEY_LINES
 
 CANARY = "canaryzebra"
@@ -264,10 +265,10 @@ def test_stores_get_hashes_only(redis_server: RedisServer, caplog: pytest.LogCap
     blocks = [BlockHash(bytes([n]) * 32) for n in range(8)]
     with monitored(redis_server) as heard, contextlib.closing(redis_server.client()) as client:
         store = open_store(settings, Namespace("sha256_cbor", "0", 16, CANARY))
-        store.record(EngineId(CANARY), blocks, 1.0)
-        store.elsewhere(EngineId("other"), blocks)
+        record(store, A, blocks, 1.0)
+        store.claims(blocks)
         assert store.flush()
-        assert store.retain_until(blocks) == pytest.approx([1.0] * 8)
+        assert ends(store, blocks) == [1.0] * 8
         store.trim(time.time())
         assert store.flush()
         store.close()

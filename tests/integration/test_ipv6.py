@@ -23,7 +23,7 @@ from tests.eventually import patiently, until
 from tests.integration.response_cache.gateway.conftest import CHAT, a_gateway, chat
 from tests.integration.test_server import sidecar
 from tests.only import ROOT
-from tests.redis_stores import BLOCKS, A, storing
+from tests.redis_stores import BLOCKS, A, ends, record, storing
 
 HEALTHCHECK = ROOT / "deploy/image/healthcheck.py"
 
@@ -110,8 +110,8 @@ async def test_redis_is_reached_over_ipv6(tmp_path: Path) -> None:
         assert await reach.run("return redis.call('SET', KEYS[1], ARGV[1])", ["k"], "v")
         await reach.close()
         with storing(url) as store:
-            store.record(A, BLOCKS, 1.0)
-            assert store.flush() and store.retain_until(BLOCKS) == [1.0] * len(BLOCKS)
+            record(store, A, BLOCKS, 1.0)
+            assert store.flush() and ends(store, BLOCKS) == [1.0] * len(BLOCKS)
 
 
 @needs_ipv6

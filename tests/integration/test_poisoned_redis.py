@@ -14,12 +14,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from eviction_client.block_hash import BlockHash
-from eviction_client.stores.base import EngineId
-from eviction_client.stores.layout import LIMIT, UNIT
+from eviction_client.stores.claims import AHEAD_S, MOST_HOLDERS, MOST_TURNS, TAGS
+from eviction_client.stores.layout import oldest
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.clock import MonotoneClock
-from lpc.model.curve import HORIZON_S as LONGEST_S
 from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.redis_connection import Connection
@@ -39,6 +38,9 @@ from tests.integration.test_sharing import shows, turn
 from tests.jobs import unread_job
 from tests.metric_values import counted
 from tests.nightly import EXAMPLES
+from tests.redis_stores import GAP_S, START
+from tests.redis_stores import record as recorded_turn
+from tests.redis_stores import turn as turned
 
 pytestmark = pytest.mark.filterwarnings("default::RuntimeWarning")  # as in production, where NumPy's do not raise
 HORIZON_S = 600.0
@@ -212,42 +214,49 @@ async def _shared_after(
             assert all(math.isfinite(sample.value) for sample in metric.samples if metric.name != "lpc_return_model_nats")
 
 
-ENGINE_A, ENGINE_B = EngineId("a"), EngineId("b")
 BLOCKS = [BlockHash(bytes([n]) * 32) for n in range(1, 9)]
-times = st.sampled_from(("inf", "-inf", "nan", "1e308", "-1", "0", str(LIMIT - UNIT), str(2**53))) | st.floats().map(str)
+scores = st.sampled_from(
+    ("inf", "-inf", "1e308", "-1", "0", "0.5", str(2**53), str(2**53 - 1), str(-(2**53)))
+) | st.floats().map(str)
+scores |= st.integers(-(2**53), 2**53).map(str) | st.integers(-400, 400).map(lambda s: str(oldest(time.time() + s) + 12_345))
 
 
 @example(["SET"])
 @example(["list"])
-@example([str(LIMIT - UNIT)])
+@example([str(2**53)])
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(written=st.lists(st.sampled_from(("SET", "list")) | times, min_size=1, max_size=3))
-def test_times_are_pooled_and_plausible_despite_any_value_of_an_engine(guarded_redis: GuardedRedis, written: list[str]) -> None:
+@given(written=st.lists(st.sampled_from(("SET", "list")) | scores, min_size=1, max_size=3))
+def test_claims_are_pooled_and_plausible_despite_any_value_of_an_engine(
+    guarded_redis: GuardedRedis, written: list[str]
+) -> None:
+    """What is written by hand may be a claim. Then it counts until AHEAD_S after the clock, and as that of its conversation."""
     namespace = Namespace("sha256", "0", 16, "a-model")
     one, other = (RedisStore(Connection(guarded_redis.url), namespace, shards=2) for _ in range(2))
     with contextlib.closing(guarded_redis.client()) as admin, contextlib.closing(one), contextlib.closing(other):
         admin.flushall()
-        one.record(ENGINE_A, BLOCKS, time.time())
+        at = time.time() - START
+        recorded_turn(one, 1, BLOCKS, at)
         assert one.flush()
         for value in written:
-            for key in admin.keys("lpc:*:retain_until"):
+            for key in admin.keys("lpc:*:claims"):
                 if value in ("SET", "list"):
                     admin.delete(key)
                     admin.set(key, "x") if value == "SET" else admin.rpush(key, "x")
                 elif admin.type(key) == b"zset" and value != "nan":
                     admin.zadd(key, dict.fromkeys(admin.zrange(key, 0, -1), float(value)))
             other.flush()
-            other.elsewhere(ENGINE_A, BLOCKS)
-            other.trim(time.time())
-        now = time.time()
+            now = time.time()
+            for claim in other.claims(BLOCKS).values():
+                assert claim.at <= now + AHEAD_S + 1 and -8.0 <= claim.log_odds < 8.0 and 0 <= claim.conversation < TAGS
+                assert 1 <= claim.holders <= MOST_HOLDERS and 1 <= claim.turn <= MOST_TURNS
+            other.trim(now)
 
         def pooled() -> bool:
-            one.record(ENGINE_A, BLOCKS, now)
-            other.record(ENGINE_B, BLOCKS, now + 1)
-            return one.flush() and other.flush() and set(other.elsewhere(ENGINE_A, BLOCKS)) == set(BLOCKS)
+            recorded_turn(one, 1, BLOCKS, at)
+            other.record(BLOCKS, turned(2, at + 1.0, 7.0), GAP_S)
+            return one.flush() and other.flush() and set(other.claims(BLOCKS)) == set(BLOCKS)
 
         until(pooled)
-        assert all(
-            math.isfinite(until) and until < now + 1 + 4 * LONGEST_S for until in other.elsewhere(ENGINE_A, BLOCKS).values()
-        )
+        latest = max(claim.at for claim in other.claims(BLOCKS).values())
+        assert at + START - 1 <= latest <= time.time() + AHEAD_S + 1
         assert one.failures == other.failures == 0

@@ -17,7 +17,7 @@ from response_cache.service.outcomes import CacheHit, CacheMiss
 from testing.processes import RedisServer, free_port
 from tests.eventually import eventually, until
 from tests.integration.test_sharing import connected, prepared_sides, shared_past
-from tests.redis_stores import BLOCKS, A, storing
+from tests.redis_stores import BLOCKS, A, ends, record, storing
 from tests.relay import Relay
 from tests.response_cache import Caches, answer, asked
 
@@ -120,12 +120,12 @@ async def test_shared_turns_follow_a_failover(pair: Pair) -> None:
 
 def test_the_engines_store_follows_a_failover(pair: Pair) -> None:
     with storing(pair.url) as store:
-        store.record(A, BLOCKS, 1.0)
+        record(store, A, BLOCKS, 1.0)
         assert store.flush()
         pair.fail_over()
-        store.record(A, BLOCKS, 2.0)
+        record(store, A, BLOCKS, 2.0)
         until(store.flush)
-        assert store.retain_until(BLOCKS) == [2.0] * len(BLOCKS)
+        assert ends(store, BLOCKS) == [2.0] * len(BLOCKS)
 
 
 def demote(server: RedisServer) -> None:

@@ -13,7 +13,7 @@ from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
 from lpc.wire.redis_connection import RedisUrl
 from testing.processes import RedisServer
-from tests.redis_stores import BLOCKS, A, flushed, storing
+from tests.redis_stores import BLOCKS, A, ends, flushed, record, storing
 
 AWKWARD = "a/b#c?d%e@f:g[h]i j%41"
 
@@ -52,7 +52,7 @@ def test_a_raw_mark_in_the_password_is_one_error_that_says_what_to_do(mark: str,
 def test_a_password_file_is_read_at_each_connection(locked: RedisServer, tmp_path: Path) -> None:
     file = tmp_path / "password"
     with storing(at(locked, "engine@"), password_file=file) as store:
-        store.record(A, BLOCKS, 1.0)
+        record(store, A, BLOCKS, 1.0)
         with pytest.raises(StoreError, match="No such file"):
             store.check()
         file.write_text("")
@@ -64,7 +64,7 @@ def test_a_password_file_is_read_at_each_connection(locked: RedisServer, tmp_pat
         assert not store.flush() and store.failures
         file.write_text(f"{AWKWARD}\n")
         assert flushed(store)
-        assert store.retain_until(BLOCKS) == [1.0] * len(BLOCKS)
+        assert ends(store, BLOCKS) == [1.0] * len(BLOCKS)
 
 
 @pytest.mark.parametrize(

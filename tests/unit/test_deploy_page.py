@@ -8,7 +8,7 @@ import shlex
 from google.protobuf import json_format
 
 from eviction_client.settings import ClientSettings
-from eviction_client.stores.retain_until import REMEMBERED_S
+from eviction_client.stores.claims import REMEMBERED_S
 from lpc.v1 import predictor_pb2 as pb
 from lpc_apps.lmcache.settings import LMCacheSettings
 from response_cache.gateway.settings import GatewaySettings

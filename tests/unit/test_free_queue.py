@@ -7,6 +7,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from eviction_client.policy.queue import free_queue
 from eviction_client.policy.queue.free_list import Block
 from eviction_client.policy.queue.free_queue import COPY, DONE, PREEMPTED, RENEWED_S, FreeQueue
+from eviction_client.policy.rules.lpc import LOG_ODDS_STEP, lpc_tables
 from lpc.model.curve import EDGES, INTERVALS, KNOTS, interval_of, value_at, values
 from tests.clock import Clock
 
@@ -537,3 +539,38 @@ def test_blocks_that_no_request_needs_any_more_stay_together_if_others_continue_
     queue.release("request")
     assert [block.block_id for block in queue.eviction_order()] == [3, 5, 2, 1, 7]
     assert ids(queue.popleft_n(5)) == [3, 5, 2, 1, 7]
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 6))
+def test_runs_that_get_another_place_are_evicted_by_their_values_there(random: random.Random, classes: int) -> None:
+    tables, gap_s = lpc_tables(100.0), 100.0
+    clock = Clock()
+    queue = queue_of(clock, len(tables))
+    queue.set_tables(tables)
+    numbers = [random.randrange(100, 150) for _ in range(classes)]
+    places: dict[int, tuple[int, float]] = {}
+    runs = {}
+    for name in range(20):
+        clock.now += random.choice((0.5, 20.0))
+        places[name] = random.choice(numbers), clock.now
+        runs[name] = queue.insert([Block(name)], *places[name])
+    for _ in range(20):
+        clock.now += random.choice((0.5, 20.0))
+        name, number = random.randrange(20), random.choice(numbers)
+        if queue.place_again(runs[name], number):
+            places[name] = number, clock.now
+    scores = [places[block.block_id][0] * LOG_ODDS_STEP + places[block.block_id][1] / gap_s for block in queue.popleft_n(20)]
+    assert scores == pytest.approx(sorted(scores)) and not queue.num_free_blocks
+
+
+def test_what_has_ended_or_lies_in_no_reuse_class_gets_no_other_place() -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    queue.set_tables([decreasing(0.3)] * CLASSES)
+    gone = Block(1)
+    ended, done = queue.insert([gone], 0, clock.now), queue.insert([Block(2)], DONE, clock.now)
+    queue.remove(gone)
+    assert not queue.place_again(ended, 1) and not queue.place_again(done, 1)
+    waits = queue.insert([Block(3)], 0, clock.now)
+    queue.set_tables(None)
+    assert not queue.place_again(waits, 1)

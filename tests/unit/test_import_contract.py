@@ -24,11 +24,11 @@ PLANTED = [
     ),
     ("predictor_service/constants.py", "import eviction_client", "predictor_service is not allowed to import eviction_client"),
     (
-        "eviction_client/stores/retain_until.py",
+        "eviction_client/stores/claims.py",
         "import predictor_service",
         "eviction_client is not allowed to import predictor_service",
     ),
-    ("eviction_client/stores/retain_until.py", "import numpy", "eviction_client is not allowed to import numpy"),
+    ("eviction_client/stores/claims.py", "import numpy", "eviction_client is not allowed to import numpy"),
     ("lpc/model/features.py", "import grpc", "lpc.model is not allowed to import grpc"),
     ("response_cache/keys/canonical.py", "import lpc.cache", "response_cache.keys is not allowed to import lpc.cache"),
     (

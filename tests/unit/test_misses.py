@@ -15,9 +15,10 @@ from eviction_client.plugin import Plugin
 from eviction_client.policy.ghosts import CHOSEN, sampled
 from eviction_client.policy.rules import RULES
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import BlockHash, EngineId, MemoryStore
+from eviction_client.stores import BlockHash, MemoryStore
 from eviction_client.tenants import MOST_TENANTS, OTHERS, digest_of
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
+from tests.redis_stores import A, record
 
 BLOCK = 4
 
@@ -166,8 +167,8 @@ def test_hits_of_ghost_caches_are_known_by_tenant() -> None:
 
 
 def test_blocks_that_another_engine_has_used_are_not_new() -> None:
-    store = MemoryStore()
-    store.record(EngineId("other"), hashed(words(40)), 1.8e9 + 100)
+    store: MemoryStore = MemoryStore()
+    record(store, A, hashed(words(40)), 10.0)
     engine = Engine(1000, store)
     assert engine.serve(words(40)) == {"other_engine": 36, "short": 4}
 

@@ -15,12 +15,16 @@ from eviction_client.policy.hints import Hints
 from eviction_client.policy.queue.free_list import Block
 from eviction_client.policy.queue.free_queue import DONE, FreeQueue
 from eviction_client.policy.request import Span, TrackedRequest, gap_class
+from eviction_client.policy.reuse_monitor import ReuseMonitor
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import BlockHash, EngineId, MemoryStore
+from eviction_client.stores import BlockHash, MemoryStore
+from eviction_client.stores.claims import LOG_ODDS_STEP, MOST_LOG_ODDS, SharedClaim
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from eviction_client.transport.sidecar_curves import ReuseCurves
 from lpc.model.curve import INTERVALS
 from tests.reachable import names_in
+from tests.redis_stores import START
+from tests.redis_stores import turn as turned
 
 NOW = 1.8e9
 SECRET = "what a user wrote"
@@ -155,40 +159,78 @@ def test_of_a_request_that_is_done_only_its_own_blocks_go_first() -> None:
 # Pooling.
 
 
-def fetched_after(bench: Bench, blocks: Sequence[BlockHash], name: str, session: str) -> list[Span]:
-    """Serve a request twice: the first asks the store, whose answer counts for the second."""
-    bench.serve(f"{name} before", blocks, session=session)
-    return bench.serve(name, blocks, session=session)
+def likely(span: Span) -> float:
+    """Return the log-odds of a span's class under the rule `lpc`."""
+    return span.reuse_class * LOG_ODDS_STEP - MOST_LOG_ODDS
 
 
-def test_a_prefix_that_another_engines_conversations_hold_lies_in_the_class_that_keeps_it_as_long() -> None:
-    """Suites return after 5 min, other prompts never; the shared prefix of other engines is new here."""
-    benches = []
+def test_a_prefix_that_another_engines_conversation_holds_has_its_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReuseMonitor, "mean_gap_s", 100.0)
     for held in (False, True):
-        store, shared = MemoryStore(), chain("shared", 0, 2)
-        bench = Bench(store)
-        for turn in range(2400):
-            bench.now += 0.5
-            bench.serve(f"suite {turn}", chain("suite", turn % 600, 1))
-            bench.serve(f"once {turn}", chain("once", turn, 1))
-        for there in ("one", "two") if held else ():
-            store.record(EngineId(there), shared, bench.now + 4000.0)
-        (span,) = fetched_after(bench, shared, "here", "here")
-        assert bench.plugin.pool is not None
-        benches.append(bench.plugin.pool.retain_s(span.reuse_class))
-        assert (bench.plugin.pool.raised > 0) == held and bench.plugin.failures == 0
-    assert benches[0] < benches[1]
+        store: MemoryStore[BlockHash] = MemoryStore()
+        bench, shared = Bench(store, rule="lpc"), chain("shared", 0, 2)
+        bench.serve("one", [*shared, *chain("one", 0, 1)], 1)
+        bench.serve("two", [*shared, *chain("two", 0, 1)], 1)
+        if held:
+            store.record(shared, turned(7, bench.now - START, 4.0), 100.0)
+        bench.now += 50.0
+        span, own = bench.serve("three", [*shared, *chain("three", 0, 1)], 1)[:2] if held else (None, None)
+        pool = bench.plugin.pool
+        assert pool is not None and pool.raised == held and bench.plugin.failures == 0
+        if span is not None and own is not None:
+            assert (span.end, own.end) == (2, 3)
+            assert likely(span) == pytest.approx(3.5, abs=LOG_ODDS_STEP)
+            assert likely(own) == pytest.approx(0.0, abs=LOG_ODDS_STEP)
+            (later,) = store.claims_now(shared[-1:])
+            assert later is not None and (later.conversation, later.log_odds, later.holders) == (7, 4.0, 4)
 
 
-def test_the_store_learns_until_when_each_span_is_worth_its_room() -> None:
-    store = MemoryStore()
+def test_a_conversation_that_moves_to_another_engine_keeps_its_turn_and_its_claim() -> None:
+    store: MemoryStore[BlockHash] = MemoryStore()
+    here, there = Bench(store, rule="lpc"), Bench(store, rule="lpc")
+    first = chain("conversation", 0, 3)
+    here.serve("first", first, 1)
+    (before,) = store.claims_now(first[-1:])
+    here.now = there.now = NOW + 30.0
+    longer = chain("conversation", 0, 5)
+    there.groups["second"] = 1
+    there.admit("second", longer)
+    moved = there.finish("second", longer)
+    after = store.claims_now(longer)
+    assert moved.turn == 2 and not moved.opens
+    assert before is not None and all(claim is not None for claim in after)
+    assert {(claim.conversation, claim.at, claim.turn, claim.holders) for claim in after if claim} == {
+        (before.conversation, NOW + 30.0, 2, 1)
+    }
+
+
+def test_a_branch_from_a_prefix_that_several_conversations_hold_is_a_conversation_of_its_own() -> None:
+    store: MemoryStore[BlockHash] = MemoryStore()
+    here, there = Bench(store, rule="lpc"), Bench(store, rule="lpc")
+    shared = chain("shared", 0, 2)
+    for name in ("one", "two"):
+        here.serve(name, [*shared, *chain(name, 0, 1)], 1)
+    there.admit("three", [*shared, *chain("three", 0, 1)])
+    assert there.finish("three", [*shared, *chain("three", 0, 1)]).opens
+
+
+def test_the_store_gets_the_claim_of_each_block() -> None:
+    store: MemoryStore[BlockHash] = MemoryStore()
     bench = Bench(store)
-    bench.loop(600, 3, every_s=0.5)
-    spans = bench.serve("b", [*chain("suite", 0, 1), *chain("new", 0, 2)], session="s")
-    assert bench.plugin.pool is not None
-    wanted = [bench.now + bench.plugin.pool.retain_s(span.reuse_class) for span in spans for _ in range(span.end)][:3]
-    assert [span.end for span in spans] == [1, 3]
-    assert store.retain_until([*chain("suite", 0, 1), *chain("new", 0, 2)])[1:] == pytest.approx([wanted[-1]] * 2)
+    bench.loop(60, 3, every_s=0.5)
+    own = chain("new", 0, 2)
+    bench.serve("b", own, 1)
+    claims = store.claims_now(own)
+    assert [claim and (claim.at, claim.log_odds, claim.turn, claim.predicted, claim.holders) for claim in claims] == [
+        (bench.now // 1, 0.0, 1, True, 1)
+    ] * 2
+
+
+def test_the_blocks_of_a_conversation_that_is_over_have_the_lowest_claim() -> None:
+    store: MemoryStore[BlockHash] = MemoryStore()
+    bench = Bench(store, hints_share=0.1)
+    bench.serve("a", chain("a", 0, 2), 1, hints=Hints(done=True))
+    assert [claim and claim.log_odds for claim in store.claims_now(chain("a", 0, 2))] == [-MOST_LOG_ODDS] * 2
 
 
 # What fails.
@@ -220,9 +262,9 @@ class Counting(MemoryStore[BlockHash]):
         self.asked: list[Sequence[BlockHash]] = []
         self.flushed = 0
 
-    def elsewhere(self, engine: EngineId, blocks: Sequence[BlockHash]) -> dict[BlockHash, float]:
+    def claims(self, blocks: Sequence[BlockHash]) -> dict[BlockHash, SharedClaim]:
         self.asked.append(blocks)
-        return super().elsewhere(engine, blocks)
+        return super().claims(blocks)
 
     def flush(self) -> bool:
         self.flushed += 1
@@ -238,7 +280,7 @@ def test_the_store_is_asked_for_each_request_once_and_only_for_its_own_blocks(mo
         bench.serve(f"request {number}", [*chain("system", 0, 2), *chain("own", number, 3)])
     own = chain("own", 49, 3)
     assert [len(blocks) for blocks in store.asked] == [2] + [3] * 49
-    assert store.asked[-1] == [chain("system", 0, 2)[-1], own[-1], own[0]]
+    assert set(store.asked[-1]) == {chain("system", 0, 2)[-1], own[-1], own[0]}
     assert store.flushed == 0
     bench.plugin.close()
 
@@ -326,18 +368,6 @@ def test_a_hint_asks_for_no_longer_than_the_operator_allows(wanted: float, allow
     bench = Bench(hints_share=0.1)
     bench.admit("r", chain("r", 0, 2))
     assert bench.finish("r", chain("r", 0, 2), hints=Hints(retain_s=wanted)).retain_s == allowed
-
-
-@pytest.mark.parametrize("key", [math.nan, 1.8e7, NOW + 1e6, -math.inf, math.inf])
-def test_an_impossible_key_is_counted_and_ignored(key: float) -> None:
-    store = MemoryStore[BlockHash]()
-    bench = Bench(store)
-    blocks = chain("a", 0, 2)
-    own = bench.serve("b", chain("b", 0, 2))
-    assert bench.plugin.pool is not None
-    store.record(EngineId("there"), blocks, key)
-    assert bench.serve("a", blocks) == own
-    assert bench.plugin.pool.implausible == 1
 
 
 def test_a_failure_of_what_shows_metrics_does_not_change_the_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from eviction_client.policy.hints import Retained
 from eviction_client.policy.queue.floors import FlooredQueue
-from eviction_client.policy.queue.free_queue import DONE, PREEMPTED, FreeQueue, Run
+from eviction_client.policy.queue.free_queue import DONE, PREEMPTED, FreeQueue, Run, chain_of
 from eviction_client.policy.request import TrackedRequest
 
 GROUP_BYTES: Final = 4
@@ -139,6 +139,8 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         else:
             parts = self.parts(blocks, request)
             self._last = self.insert_chain(parts if request.home != "tier" else self._copies(parts), now)
+        if request is not None and request.follows:
+            request.runs += [(run, _name(run.head)) for run in chain_of(self._last)]
 
     def _hold(self, blocks: Sequence[KVCacheBlock], request: TrackedRequest[Any], now: float) -> bool:
         """Add the blocks of a request with a hint; False: no hint may retain as many blocks, so nothing is added."""

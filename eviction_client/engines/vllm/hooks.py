@@ -188,6 +188,7 @@ class Hooks:
             plugin.set_rule(self.queue)  # first: what fails below must not keep a rule in force
         try:
             if self.queue is not None:
+                plugin.place_again(self.queue)
                 more = self.queue.step()
             self.keep.before_step()
         except Exception as error:

@@ -135,6 +135,8 @@ Table = Sequence[float]
 """A class's retention value at `lpc.model.curve.KNOTS`."""
 SOON: Final[Table] = tuple(10.0 / (1.0 + age) for age in KNOTS)
 """Value of ``PREEMPTED``, in uses per second: above that of any class not used every second."""
+NOTICEABLE: Final = 0.1
+"""Value by which a place must change for a run to move, in the log-odds of the rule `lpc`: its classes are 1/16 wide."""
 
 
 class Tables(list[Table]):
@@ -417,6 +419,23 @@ class FreeQueue(FreeList[B]):
         before = behind.prev_free_block
         before.next_free_block, first.prev_free_block = first, before
         last.next_free_block, behind.prev_free_block = behind, last
+
+    def place_again(self, run: Run, reuse_class: int) -> bool:
+        """Move a run to a class as if just used, because its value is that of this class now; return whether it has moved.
+
+        It stays if it has ended or is in none of the reuse classes, and if its value would change by at most NOTICEABLE.
+        """
+        former: int = run.reuse_class
+        if run.following is None or former < 0 or self._tables is None:
+            return False
+        now = self._clock()
+        before = value_at(self._tables[former % self._classes], max(now - run.used, 0.0))
+        if abs(value_at(self._tables[reuse_class], 0.0) - before) <= NOTICEABLE:
+            return False
+        if self._parted is not None:
+            self._part()
+        self._move(run, reuse_class + former // self._classes * self._classes, now)  # a copy stays one
+        return True
 
     def remove(self, block: B) -> None:
         """Remove a block that a request uses again. Raises ValueError if it is not free.
@@ -881,6 +900,13 @@ class FreeQueue(FreeList[B]):
         if number == NEEDED_BY_WAITING:
             self._stale.add(number)
         run.previous = run.following = None  # ended runs must not wait for the cycle collector
+
+
+def chain_of(run: Run | None) -> Iterator[Run]:
+    """Iterate over a run that was just made, and those of the deeper blocks that were freed with it."""
+    while run is not None:
+        yield run
+        run = run.deeper
 
 
 def live_of(runs: Iterable[Run]) -> list[Run]:

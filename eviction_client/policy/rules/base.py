@@ -58,6 +58,7 @@ class Rule(ABC):
         classes: number of its own classes.
         combines: whether it needs the combined classes. Its own ones are then those of the cells.
         exact: whether a queue that always has this rule has the rule's own classes, because the combined ones are coarser.
+        by_claim: whether a class is a range of log-odds, and nothing else.
         choosable: whether the guard may put it in force; ``home``: whether it is one of the guard's home rules.
     """
 
@@ -68,6 +69,7 @@ class Rule(ABC):
     classes: ClassVar[int]
     combines: ClassVar[bool] = False
     exact: ClassVar[bool] = False
+    by_claim: ClassVar[bool] = False
     choosable: ClassVar[bool] = True
     home: ClassVar[bool] = False
 

@@ -27,6 +27,7 @@ class Lpc(Rule):
     divided = "65, by the log-odds of `p`"
     classes = BINS
     exact = True
+    by_claim = True
 
     @staticmethod
     def class_of(features: Features, log_odds: float) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from eviction_client.fleet_pool import FleetPool
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.policy import Policy as Core
-from eviction_client.policy.queue.free_queue import FreeQueue, Run
+from eviction_client.policy.queue.free_queue import FreeQueue, Run, chain_of
 from eviction_client.policy.request import TrackedRequest, Use
 from eviction_client.policy.reuse_monitor import REMEMBERED
 from eviction_client.stores.base import BlockStore, EngineId
@@ -60,8 +60,8 @@ class PluginPolicy(EvictionPolicy[Piece]):
         self._follow()
 
     def join(self, store: BlockStore[Segment], engine: EngineId) -> None:
-        """Pool retain-until times, as an engine does through Redis, but at once."""
-        self._pool = FleetPool(store, engine, ordered=lambda: self.core.tables is not None)
+        """Pool claims on shared blocks, as an engine does through Redis, but at once."""
+        self._pool = FleetPool(store, engine)
 
     def start(self, turn: Turn, now: float) -> None:
         """Count reuses; refit if due.
@@ -78,14 +78,12 @@ class PluginPolicy(EvictionPolicy[Piece]):
         pool = self._pool
         if pool is not None:
             pool.started(request)
-            pool.exchange()
+            self._exchange(pool)
         self.core.ghosts.start(turn, prompt)
         if self.core.refit_due(now):
             self._ask(now)
             self.core.ghosts.resize(self.capacity, in_use=self._in_use)
             self.core.refit(now)
-            if pool is not None:
-                pool.refitted(self.core)
         self._follow()
 
     def wait(self, turn: Turn, now: float) -> None:
@@ -106,6 +104,8 @@ class PluginPolicy(EvictionPolicy[Piece]):
             turn, tenant=turn.tenant, category=self._category(turn)
         )
         pool = self._pool
+        if pool is not None:  # what was asked since it started
+            self._exchange(pool)
         self.core.finished(
             request,
             path,
@@ -114,11 +114,12 @@ class PluginPolicy(EvictionPolicy[Piece]):
             group=group,
             log_odds=log_odds,
             reply_end=turn.reply_end or None,
-            retain=pool.class_of if pool is not None and pool.elsewhere else None,
         )
+        request.follows = pool is not None and self.core.places_by_claim
         self.core.learn(request)
         if pool is not None:
-            pool.finished(request)
+            pool.finished(request, self.core)
+            self._exchange(pool)
         self.core.ghosts.release(turn)
         self._follow()
 
@@ -134,6 +135,8 @@ class PluginPolicy(EvictionPolicy[Piece]):
                 at += 1
             parts.append((pieces[begin:at], span.reuse_class))
         self._freed = self.queue.insert_chain(parts, now)
+        if self._finished.follows:
+            self._finished.runs += [(run, run.head.segment) for run in chain_of(self._freed)]
 
     def continued(self, piece: Piece) -> None:
         """Let the run that was freed last go before the piece."""
@@ -152,6 +155,15 @@ class PluginPolicy(EvictionPolicy[Piece]):
     def _category(self, turn: Turn) -> str:
         """Return the category that the caller names; empty: none."""
         return turn.category if self.settings.categories else ""
+
+    def _exchange(self, pool: FleetPool[Segment]) -> None:
+        """Let the pool read and write, and move the blocks whose value that changes."""
+        pool.exchange(self.core, self._now)
+        while (changed := pool.next_changed()) is not None:
+            run, segment = changed
+            reuse_class = self.core.class_now(segment, self._now)
+            if reuse_class is not None:
+                self.queue.place_again(run, reuse_class)
 
     def _prediction(self, turn: Turn, now: float) -> tuple[int, float | None]:
         """Return the sidecar's group, 0 without one, and the log-odds of its continuation probability."""

@@ -22,6 +22,7 @@ from lpc_apps.simulator.run import SimulationRun, WorkloadSpec, run_one
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Cost, Turn, Workload
 from lpc_apps.simulator.workloads.few_shot import few_shot
+from tests.pooled_order import drawn
 from tests.unit.simulator.test_closed_loop import LOGS, build_turns, loop, session
 
 SIZE = 16
@@ -296,19 +297,29 @@ def test_an_engine_alone_does_not_pool_with_itself() -> None:
     assert pooled == alone
 
 
+def test_without_predictions_pooling_changes_nothing_under_the_guard() -> None:
+    """Its classes have the odds of predictions alone, so what other engines know of shared blocks costs nothing."""
+    workload = few_shot(seed=3, requests=1_000)
+    alone, pooled = (
+        simulate_fleet(workload, 40_000, lambda n: REGISTRY["plugin"](n, workload, PolicySettings()), fleet)
+        for fleet in (Fleet(2, "round-robin"), Fleet(2, "round-robin", pooled=True))
+    )
+    assert pooled == alone
+
+
 def test_pooling_reaches_the_plug_in_of_another_engine_and_no_other_policy() -> None:
-    workload = few_shot(seed=3, requests=2_000)
+    workload = drawn(0, conversations=60)
+    settings = PolicySettings(rule="lpc")
     hits = {
         (policy, pooled): simulate_fleet(
-            *(workload, 40_000, lambda n, rule=REGISTRY[policy]: rule(n, workload, PolicySettings())),
+            *(workload, 4_000, lambda n, rule=REGISTRY[policy]: rule(n, workload, settings)),
             Fleet(2, "round-robin", pooled=pooled),
         ).figures()["hit_rate"]
-        for policy in ("lru", "plugin")
+        for policy in ("lru", "plugin-sidecar")
         for pooled in (False, True)
     }
     assert hits["lru", True] == hits["lru", False]
-    assert hits["plugin", True] != hits["plugin", False]
-    assert hits["plugin", True] == pytest.approx(hits["plugin", False], abs=0.05)
+    assert hits["plugin-sidecar", True] > hits["plugin-sidecar", False] + 0.01
 
 
 def row(router: str, policy: str, queue: str, rate: float, p99: float) -> dict[str, Any]:
