@@ -17,7 +17,7 @@ M/G/1 queue those are A = rate of requests / (1 - load) per second of work that 
 5.8), and B of the loads. The cost is quadratic in k, so its minimum is at 0, at t, or where its derivative is 0.
 
 All numbers are learned from what happened. Until enough loads have been measured, everything is loaded, as engines do; later a
-load is tried once in PROBE_S, so that the numbers stay current. A guard compares with that: see :class:`StockGhost`.
+small load is tried now and then, so that the numbers stay current. A guard compares with that: see :class:`StockGhost`.
 """
 
 import math
@@ -27,7 +27,9 @@ from typing import Final
 MEASURED_LOADS: Final = 16
 """Loads to measure before the first choice."""
 PROBE_S: Final = 60.0
-"""Time without a finished load after which a request loads as in stock."""
+PROBE_AFTER: Final = 32
+PROBE_TOKENS: Final = 4096
+"""A load of so many tokens is tried if none has ended for this time, and so many requests in a row computed all."""
 AVERAGED_S: Final = 300.0
 """Time constant of the rates of requests, loads and their work."""
 LEAST_AVERAGED_S: Final = 30.0
@@ -64,6 +66,8 @@ class LoadOrCompute:
         """Tokens and start of the loads under way, the oldest first."""
         self._pending_tokens = 0
         self._loaded_at = -math.inf
+        self._computed = 0
+        """Requests in a row that computed what the tier has."""
         self._averaged_at = clock()
         self._averaged_s = 0.0
         self._requests = self._prefills = self._loads = self._transferred = 0.0
@@ -88,6 +92,7 @@ class LoadOrCompute:
             if self.stock.in_force:
                 tokens = found
         if found > 0:
+            self._computed = 0 if tokens else self._computed + 1
             self.chosen["loaded" if tokens == found else "part" if tokens else "computed"] += 1
         return tokens
 
@@ -129,8 +134,10 @@ class LoadOrCompute:
         """Return the tokens to load at the least cost."""
         if self.transfers.measured < MEASURED_LOADS:
             return found
-        if not self._pending and now - self._loaded_at >= PROBE_S:
-            return found
+        if self._computed >= PROBE_AFTER and not self._pending and now - self._loaded_at >= PROBE_S:
+            self._computed = 0
+            self.transfers.discount()
+            return min(found, PROBE_TOKENS)
         self._average()
         fixed, per_token, prefill_s = self.transfers.fixed_s, self.transfers.token_s, self._prefill_s()
         past = max(self._averaged_s, LEAST_AVERAGED_S)
@@ -187,6 +194,10 @@ class Transfers:
     def seconds(self, tokens: int) -> float:
         """Return the time that a load takes once it is its turn."""
         return self.fixed_s + tokens * self.token_s
+
+    def discount(self) -> None:
+        """Halve the weight of all loads measured so far, because they are old."""
+        self._sums = [each / 2 for each in self._sums]
 
     def add(self, tokens: int, seconds: float) -> None:
         """Count a load that took this time after the one before it."""

@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from eviction_client.policy.loading import LOSS_S, MEASURED_LOADS, MOST_PENDING, PROBE_S, LoadOrCompute, StockGhost, Transfers
+from eviction_client.policy.loading import (
+    LOSS_S,
+    MEASURED_LOADS,
+    MOST_PENDING,
+    PROBE_AFTER,
+    PROBE_S,
+    PROBE_TOKENS,
+    LoadOrCompute,
+    StockGhost,
+    Transfers,
+)
 
 PREFILL_S = 1e-4
 
@@ -65,18 +75,33 @@ def test_loads_under_way_delay_a_load() -> None:
     assert engine.choose() == 8000
 
 
-def test_rates_that_change_are_learned_because_a_load_is_tried_now_and_then() -> None:
+def test_rates_that_change_are_learned_because_a_small_load_is_tried_now_and_then() -> None:
     engine = Engine(5 * PREFILL_S)
-    assert engine.choose() == 0
-    loaded = 0
-    for number in range(100):  # the tier is fast again
+    chosen = []
+    for number in range(400):  # the tier is fast again
         engine.now += PROBE_S / 4
-        if engine.choose():
-            engine.chooser.begin(("again", number), 8000)
-            engine.now += 8000 * 0.1 * PREFILL_S
+        chosen.append(engine.choose())
+        if chosen[-1]:
+            engine.chooser.begin(("again", number), chosen[-1])
+            engine.now += chosen[-1] * 0.1 * PREFILL_S
             engine.chooser.end(("again", number))
-            loaded += number >= 80
-    assert loaded == 20
+    assert chosen[:PROBE_AFTER] == [0] * PROBE_AFTER
+    assert chosen[PROBE_AFTER] == PROBE_TOKENS
+    assert chosen[-200:] == [8000] * 200
+
+
+def test_few_requests_that_come_far_apart_are_not_all_tries() -> None:
+    engine = Engine(5 * PREFILL_S)
+    chosen = []
+    for number in range(320):
+        engine.now += 100 * PROBE_S
+        chosen.append(engine.choose())
+        if chosen[-1]:
+            engine.chooser.begin(number, chosen[-1])
+            engine.now += chosen[-1] * 5 * PREFILL_S
+            engine.chooser.end(number)
+    assert sum(map(bool, chosen)) == 9
+    assert max(chosen) == PROBE_TOKENS
 
 
 def test_time_per_load_and_per_token_are_told_apart() -> None:
