@@ -159,11 +159,11 @@ HOW: Final[dict[str, dict[str, How]]] = {
         "sed 's#docs/how-to/runbook.md#https://wiki.example/lpc/runbook#' deploy/prometheus/rules.yml > rules.yml": 0,
     },
     "simulate-a-fleet.md": {
-        "lpc simulate log.jsonl --capacity 2M --cpu 200GiB --load-rate 25 --prefill-rate 20000": 0,
         "lpc simulate log.jsonl --engines 4 --capacity 2M": 0,
         **dict.fromkeys(FLEETS, "data that the repository does not have; tests/integration/test_simulate.py runs such fleets"),
     },
     "simulate-your-log.md": {
+        "lpc simulate log.jsonl --capacity 2M --cpu 200GiB --load-rate 25 --prefill-rate 20000": 0,
         "lpc simulate log.jsonl --cache 1.2M": 0,
         "lpc simulate log.jsonl --model config.json --gpu-gib 48 --cpu-gib 200": 0,
         "dask scheduler": "tests/integration/test_cluster.py",
