@@ -100,6 +100,22 @@ def bench_tiers(
     report(lambda: tiers.run(trace, trace_format, models, model, pool=pool, limit=limit, quick=quick), output)
 
 
+@app.command("loads")
+def bench_loads(
+    trace: Annotated[Path, typer.Option("--trace", help="A log with times.")],
+    trace_format: Format = "mooncake",
+    pool: Annotated[float, typer.Option(min=0.001, max=1, help="Size of the pool, share of the log's working set.")] = 0.02,
+    prefill: Annotated[str, typer.Option(help="Prompt tokens computed per second, numbers with commas.")] = "20000,40000,80000",
+    seed: Annotated[int, typer.Option(help="Of agent sessions.")] = 0,
+    output: Output = None,
+) -> None:
+    """Load or compute, simulated: the time to the first token with a CPU tier that is not used, always, or if it pays."""
+    from benchmarks import loads
+
+    speeds = [float(speed) for speed in prefill.split(",")]
+    report(lambda: loads.run(trace, trace_format, pool=pool, prefill=speeds, seed=seed), output)
+
+
 @app.command("prefetch")
 def bench_prefetch(
     counted: Annotated[bool, typer.Option("--counted", help="On a virtual clock, also loading ahead of the return.")] = False,

@@ -21,13 +21,21 @@ def simulate(**given: Any) -> None:
         fail(f"{error.name} is not installed: {install('sim')}")
     options = SimulateOptions(**given)
     options.refuse_conflicts()
-    _ = options.settings, options.memory  # a model that cannot be read is an error before the log is read
+    _ = (
+        options.settings,
+        options.memory,
+        options.cpu is None or options.kv,
+    )  # a model that cannot be read is an error before the log is read
 
     def measure() -> dict[str, Any]:
         opened = nullcontext() if options.logs is None else open_log(options.logs, options.log_format, rate=options.rate)
         with opened as log:
             if options.describe:
                 return describe(options, log)
+            if options.cpu is not None:
+                from lpc_cli.simulation_tier import simulate_tiers
+
+                return simulate_tiers(options, log)
             if options.engines is None:
                 return simulate_engine(options, log)
             from lpc_cli.fleet import simulate_fleets

@@ -13,13 +13,13 @@ from lpc_cli.options import Jobs, JsonOutput, LogFormat, Output, Rate, Seed
 
 if TYPE_CHECKING:
     from lpc_apps.logs.log import Log
-    from lpc_apps.simulator.kv_memory import Memory
+    from lpc_apps.simulator.kv_memory import KvMemory, Memory
     from lpc_apps.simulator.policies import PolicySettings
     from lpc_apps.simulator.run import WorkloadSpec
     from lpc_apps.simulator.waiting import Queueing
 
-LOG, CLOSED, CACHE, FLEET, MEMORY, COST, RESULT = (
-    *("The log or workload", "Closed loop: agents that wait for answers", "Cache and policies"),
+LOG, CLOSED, CACHE, TIER, FLEET, MEMORY, COST, RESULT = (
+    *("The log or workload", "Closed loop: agents that wait for answers", "Cache and policies", "CPU tier below the cache"),
     *("Fleet: several engines behind a router", "Cache in GiB", "Cost", "Results"),
 )
 """Headings of --help."""
@@ -115,6 +115,20 @@ class SimulateOptions:
         _option(CACHE, "Tokens or shares of the working set; default: 1%,2%,3%,5%,8%,20%,50%, of ShareGPT 80K,160K,320K."),
     ] = None
     cache: Annotated[str | None, _option(CACHE, "Size of your cache, for the summary; default: the middle --capacity.")] = None
+    cpu: Annotated[
+        str | None,
+        _option(
+            TIER,
+            "Add a tier of this size to each cache of --capacity: 200GiB, tokens or a share of the working set. Compares the "
+            "time to the first token without it, if all is loaded, and if each request loads or computes.",
+        ),
+    ] = None
+    load_rate: Annotated[
+        float | None, _option(TIER, "GB per second that the tier loads to each GPU; default: 25.", min=0.001)
+    ] = None
+    store: Annotated[
+        Literal["prompts", "all"], _option(TIER, "What the tier stores: prompts, as vLLM does by default, or also replies.")
+    ] = "prompts"
     engines: Annotated[
         int | None,
         _option(FLEET, "Simulate a fleet of so many engines, each with a cache of --capacity.", min=1, max=256),
@@ -270,6 +284,16 @@ class SimulateOptions:
             ("--picture", self.picture),
             ("--html", self.html),
         )
+        if self.cpu is None and (self.load_rate is not None or self.store != "prompts"):
+            raise UsageError("--load-rate and --store are for a tier: add --cpu, its size")
+        of_caches: tuple[tuple[str, object], ...] = (
+            *of_one,
+            ("--engines", self.engines),
+            ("--describe", self.describe or None),
+        )
+        for name, given in of_caches:
+            if given is not None and self.cpu is not None:
+                raise UsageError(f"--cpu compares times for caches of --capacity in one table: leave out {name}")
         for name, given in of_fleets:
             if given is not None and self.engines is None:
                 raise UsageError(f"{name} is for a fleet: add --engines, the number of engines")
@@ -296,9 +320,9 @@ class SimulateOptions:
 
         if (self.head is not None or self.held_out) and (log is None or log.format != CONVERSATIONS):
             raise UsageError("--head and --held-out read text: give them with a log of the format conversations")
-        sampled = log is not None and log.format in SAMPLED and not (self.closed or self.in_turn or self.engines)
+        sampled = log is not None and log.format in SAMPLED and not (self.closed or self.in_turn or self.engines or self.cpu)
         if self.sample is not None and not sampled:
-            raise UsageError(f"--sample is for logs of {', '.join(SAMPLED)}, without --closed, --in-turn and --engines")
+            raise UsageError(f"--sample is for logs of {', '.join(SAMPLED)}, without --closed, --in-turn, --engines and --cpu")
         return WorkloadSpec(
             trace=None if log is None else log.path,
             format="" if log is None else log.format,
@@ -337,11 +361,19 @@ class SimulateOptions:
         return PolicySettings(invert=self.invert, rule=self.rule, cost=cost, categories=self.categories)
 
     @cached_property
+    def kv(self) -> "KvMemory":
+        """KV cache of --model; without it, of Llama 3.1 8B. Reading it raises ModelConfigError or OSError as `settings`."""
+        from lpc_apps.simulator.kv_memory import DEFAULT, kv_memory
+
+        if self.model is None:
+            return DEFAULT
+        return kv_memory(self.model, tensor_parallel=self.tensor_parallel, kv_dtype=self.kv_dtype)
+
+    @cached_property
     def memory(self) -> "Memory | None":
         """Memory for KV blocks; None without --gpu-gib. Reading it raises ModelConfigError or OSError as `settings`."""
-        from lpc_apps.simulator.kv_memory import GIB, Memory, kv_memory
+        from lpc_apps.simulator.kv_memory import GIB, Memory
 
         if self.model is None or self.gpu_gib is None:
             return None
-        kv = kv_memory(self.model, tensor_parallel=self.tensor_parallel, kv_dtype=self.kv_dtype)
-        return Memory(kv, self.gpu_gib * GIB, self.cpu_gib * GIB, self.gpu_hour_price, self.predictor_gib * GIB)
+        return Memory(self.kv, self.gpu_gib * GIB, self.cpu_gib * GIB, self.gpu_hour_price, self.predictor_gib * GIB)

@@ -58,11 +58,18 @@ class BlockCache(Generic[B]):
         """Blocks that no request uses."""
         return self._blank + self._free
 
-    def hit_blocks(self, path: Path) -> int:
-        """Return how many of a request's blocks are cached before the first gap."""
+    def hit_blocks(self, path: Path, above: int = 0) -> int:
+        """Return how many of a request's blocks are cached before the first gap.
+
+        Args:
+            above: blocks from the start of the path that need not be here.
+        """
         held_of = self._held
         count = 0
         for segment in path:
+            if count + segment.size <= above:
+                count += segment.size
+                continue
             held = held_of.get(segment)
             if held is None:
                 break
@@ -72,6 +79,10 @@ class BlockCache(Generic[B]):
                     return count + found
             count += segment.size
         return count
+
+    def whole(self, path: Path) -> Path:
+        """Return the segments of a path whose blocks are all cached."""
+        return tuple(segment for segment in path if self._size(segment) == segment.size)
 
     def contents(self) -> set[int]:
         """Return the content ids of the cached blocks."""

@@ -45,6 +45,25 @@ class _Running:
     first_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A request that has its blocks.
+
+    Attributes:
+        path, blank: its blocks; ``hits``: those of its prompt that the cache serves.
+        evicted: blocks that were evicted for it.
+        since: seconds.
+        counted: whether it is after the warm-up.
+    """
+
+    path: Path
+    blank: int
+    hits: int
+    evicted: int
+    since: float
+    counted: bool
+
+
 class Engine:
     """One engine: a prefix cache, a waiting queue and a prefill server.
 
@@ -179,7 +198,7 @@ class Engine:
             self.waiting.remove(turn)
 
     def _start(self, turn: Turn, now: float) -> bool:
-        cache, size, cost = self.cache, self._size, self._cost
+        cache, size = self.cache, self._size
         blank = max(self._needs(turn) - len(turn.all_contents), 0)
         path = cache.policy.path(turn)
         servable = turn.servable(size)
@@ -192,28 +211,44 @@ class Engine:
         if evicted and self._on_evict is not None:
             self._on_evict(now, [content for content in chain.from_iterable(evicted) if content > EDGE_ID])
         counted = self._replay.counts_start(turn)
-        missed = turn.input_tokens - hits * size
-        self.waiting.note(missed, self._sources.start(turn, path, hits, servable, now, counted=counted))
-        prefill = missed * cost.prompt_token_s
-        decode = turn.output_tokens * cost.output_token_s if self._workload.decodes else 0.0
+        held = Held(placed, blank, hits, sum(map(len, evicted)), now, counted=counted)
+        self._admitted(turn, held, path, servable)
+        if self._on_start is not None:
+            self._on_start(turn, hits * size)
+        return True
+
+    def _admitted(self, turn: Turn, held: "Held", path: Path, servable: int) -> None:
+        """Serve a request that has its blocks. ``servable``: blocks of its prompt that a cache may serve."""
+        missed = turn.input_tokens - held.hits * self._size
+        now = held.since
+        self.waiting.note(missed, self._sources.start(turn, path, held.hits, servable, now, counted=held.counted))
+        if not self._in_turn:
+            self._end_as_if_alone(turn, held)
+        self._compute(turn, held, held.hits * self._size, now)
+
+    def _end_as_if_alone(self, turn: Turn, held: "Held") -> None:
+        """Schedule the end of a request of open traffic: of its prefill, without a queue, and of its reply."""
+        prefill = (turn.input_tokens - held.hits * self._size) * self._cost.prompt_token_s
+        decode = turn.output_tokens * self._cost.output_token_s if self._workload.decodes else 0.0
+        self._replay.add(held.since + prefill + decode, END, partial(self._end, turn))
+
+    def _compute(self, turn: Turn, held: "Held", hit_tokens: int, now: float) -> None:
+        """Compute what a request misses, after the prompts that the server has accepted."""
+        prefill = (turn.input_tokens - hit_tokens) * self._cost.prompt_token_s
         if self._in_turn:
             self._decode(now)
         self.prefilled_at = max(self.prefilled_at, now) + prefill
         first = self.prefilled_at - turn.arrival
-        started = Started(turn.input_tokens, hits * size, sum(map(len, evicted)), now - turn.arrival, first, prefill)
-        self.result.add(started, cost, counted=counted)
-        self._running[turn] = _Running(placed, blank, started, counted, self.prefilled_at)
-        if counted:
+        started = Started(turn.input_tokens, hit_tokens, held.evicted, held.since - turn.arrival, first, prefill)
+        self.result.add(started, self._cost, counted=held.counted)
+        self._running[turn] = _Running(held.path, held.blank, started, held.counted, self.prefilled_at)
+        if held.counted:
             self._replay.note_counted(now, self.prefilled_at)
         if self._in_turn:
             self._replay.add(self.prefilled_at, PREFILLED, partial(self._begin_reply, turn))
-        else:
-            if counted:
-                self.result.latency.append(first + decode)
-            self._replay.add(now + prefill + decode, END, partial(self._end, turn))
-        if self._on_start is not None:
-            self._on_start(turn, hits * size)
-        return True
+        elif held.counted:
+            decode = turn.output_tokens * self._cost.output_token_s if self._workload.decodes else 0.0
+            self.result.latency.append(first + decode)
 
     def _begin_reply(self, turn: Turn, now: float) -> None:
         if self._failed:

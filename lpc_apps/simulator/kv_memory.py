@@ -61,6 +61,10 @@ class KvMemory:
         return int(size * conversation / self.conversation(conversation))
 
 
+DEFAULT: Final = KvMemory("Llama 3.1 8B", 1, per_token=32 * 2 * 8 * 128 * 2)
+"""KV cache of logs without a named model: 128 KiB per token."""
+
+
 @dataclass(frozen=True)
 class Mark:
     """A size of the cache, in tokens, with a name."""

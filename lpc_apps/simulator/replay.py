@@ -9,8 +9,9 @@ from lpc_apps.simulator.workload import Turn, Workload
 
 INTERVENE: Final = -1
 END: Final = 0
-PREFILLED: Final = 1
-ARRIVE: Final = 2
+LOADED: Final = 1
+PREFILLED: Final = 2
+ARRIVE: Final = 3
 """Order of simultaneous events: ends precede arrivals, so that a request can use blocks freed at that instant."""
 
 Action = Callable[[float], None]

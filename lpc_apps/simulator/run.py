@@ -23,6 +23,7 @@ from lpc_apps.simulator.lru_replay import replay_lru
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.sessions import REQUESTS, closed_loop
 from lpc_apps.simulator.spread import parts_for, processes, spreading
+from lpc_apps.simulator.tier import TierSettings, tier_figures
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Turn, Workload, from_trace
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
@@ -77,6 +78,7 @@ class SimulationRun:
         queueing: order and retention of the waiting queue.
         settings: settings of the policies; their cost model is also the engine's.
         fleet: several engines, with a cache of this capacity each; None: one engine without a router.
+        tier: a tier below the cache, whose ``loads`` are all run; None: there is none.
     """
 
     workload: WorkloadSpec
@@ -85,6 +87,7 @@ class SimulationRun:
     queueing: Queueing = FCFS
     settings: PolicySettings = field(default_factory=PolicySettings)
     fleet: "Fleet | None" = None
+    tier: TierSettings | None = None
 
 
 def build(spec: WorkloadSpec) -> tuple[Workload, int]:
@@ -180,7 +183,11 @@ def run_one(run: SimulationRun, on_start: Callable[[Turn, int], None] | None = N
             "larger one" + (" with --capacity, or give more of the log" if share else "")
         )
     make, cost, queueing = partial(policy, workload=workload, settings=run.settings), run.settings.cost, run.queueing
-    if run.fleet is None:
+    if run.tier is not None:
+        if policy.bound:
+            raise SimulationError(f"{run.policy} is a bound of one cache: leave it out of --policies with --cpu")
+        figures = tier_figures(workload, capacity, make, run.tier, cost=cost, queueing=queueing)
+    elif run.fleet is None:
         alone = run.policy == "lru" and queueing == FCFS and on_start is None
         result = replay_lru(workload, capacity // sample, cost) if alone else None
         if result is None:

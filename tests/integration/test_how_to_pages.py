@@ -163,6 +163,7 @@ HOW: Final[dict[str, dict[str, How]]] = {
         **dict.fromkeys(FLEETS, "data that the repository does not have; tests/integration/test_simulate.py runs such fleets"),
     },
     "simulate-your-log.md": {
+        "lpc simulate log.jsonl --capacity 2M --cpu 200GiB --load-rate 25 --prefill-rate 20000": 0,
         "lpc simulate log.jsonl --cache 1.2M": 0,
         "lpc simulate log.jsonl --describe --html description.html": 0,
         "lpc simulate log.jsonl --model config.json --gpu-gib 48 --cpu-gib 200": 0,

@@ -716,6 +716,47 @@ def test_requests_that_were_not_read_are_in_the_answer(qwen: Path, tmp_path: Pat
         assert "most for this reason: not JSON. No figure counts them" in answer
 
 
+TIER = ("--workload", "agents", "--closed", "--sessions", "12", "--requests", "200", "--jobs", "1", "--prefill-rate", "5000")
+
+
+def test_a_tier_has_a_row_for_each_way_to_load_and_a_paragraph(tmp_path: Path) -> None:
+    file = tmp_path / "tier.json"
+    words = ("--capacity", "60K", "--policies", "lru", "--cpu", "40GiB", "--load-rate", "2", "--output", str(file))
+    done = RUN.invoke(app, ["simulate", *TIER, *words])
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("lru ")]
+    assert [" ".join(line[1:3]) for line in lines] == ["no tier", "load all", "load or"]
+    (row,) = json.loads(file.read_text())["rows"]
+    tier = row["tier"]
+    # 128 KiB per token of Llama 3.1 8B
+    assert tier["tokens"] == 40 * 8192
+    assert tier["load_tokens_s"] == pytest.approx(2e9 / 131_072)
+    assert 0 == tier["loads"]["none"]["loaded_rate"] < tier["loads"]["auto"]["loaded_rate"]
+    assert 0 < tier["loads"]["all"]["stored_rate"] < 1
+    assert "a tier of 328K has" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--load-rate", "2"), "--load-rate and --store are for a tier: add --cpu, its size"),
+        (("--store", "all"), "--load-rate and --store are for a tier: add --cpu, its size"),
+        (("--cpu", "4GiB"), "a tier is below a cache: give the size of the cache with --capacity 2M"),
+        (("--cpu", "4GiB", "--cache", "2M"), "leave out --cache"),
+        (("--cpu", "4GiB", "--engines", "2"), "leave out --engines"),
+        (("--cpu", "4GiB", "--describe"), "leave out --describe"),
+        (("--cpu", "xGiB", "--capacity", "30K"), "'xGiB' is not the size of a tier: give 200GiB"),
+        (("--cpu", "1e999GiB", "--capacity", "30K"), "is not the size of a tier"),
+        (("--cpu", "x", "--capacity", "30K"), "'x' is not a capacity"),
+        (("--cpu", "4GiB", "--capacity", "30K", "--policies", "belady"), "belady is a bound of one cache"),
+    ],
+)
+def test_options_of_a_tier_that_do_not_fit_are_errors(words: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(app, ["simulate", *TIER, *words], env={"COLUMNS": "400"})
+    assert done.exit_code == 2, done.output
+    assert said in " ".join(done.stderr.split())
+
+
 FLEET = ("--workload", "agents", "--closed", "--sessions", "12", "--requests", "200", "--jobs", "1", "--prefill-rate", "5000")
 
 

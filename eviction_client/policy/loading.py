@@ -1,0 +1,272 @@
+"""Load or compute: how much of what a tier has of a prompt is loaded; the rest is computed again.
+
+A load pays if it takes less of all requests' time than the prefill that it saves. To compare seconds per token is wrong: where
+prefill is short, what a request computes delays all that wait behind it. Of m missing tokens a tier has t, and k of them are
+loaded. With p seconds of prefill per token, l seconds of transfer per token and a seconds per load, they take
+
+    c = (m - k) p  seconds of prefill        x = a + k l  seconds of transfer, if k > 0
+
+and L seconds of other transfers come first. Then k costs all requests, in seconds of waiting for their first tokens,
+
+    L + x + c                                 of this request,
+    w c + A c (w s + c / 2)                   of the w requests behind it, and of later ones,
+    q x + B x (L + x / 2)                     of the q loads behind it, taken to be as many as are before it, and of later ones,
+
+where s is the mean prefill of a request. A second of work delays every later request of its busy period. By Little's law of an
+M/G/1 queue those are A = rate of requests / (1 - load) per second of work that waits (Kleinrock 1975, "Queueing Systems" I,
+5.8), and B of the loads. The cost is quadratic in k, so its minimum is at 0, at t, or where its derivative is 0.
+
+All numbers are learned from what happened. Until enough loads have been measured, everything is loaded, as engines do; later a
+small load is tried now and then, so that the numbers stay current. A guard compares with that: see :class:`StockGhost`.
+"""
+
+import math
+from collections.abc import Callable, Hashable
+from typing import Final
+
+MEASURED_LOADS: Final = 16
+"""Loads to measure before the first choice."""
+PROBE_S: Final = 60.0
+PROBE_AFTER: Final = 32
+PROBE_TOKENS: Final = 4096
+"""A load of so many tokens is tried if none has ended for this time, and so many requests in a row computed all."""
+AVERAGED_S: Final = 300.0
+"""Time constant of the rates of requests, loads and their work."""
+LEAST_AVERAGED_S: Final = 30.0
+MOST_LOAD: Final = 0.9
+"""Load of a server above which the number of later requests is not taken to grow any more."""
+MEASURED_WEIGHT: Final = 0.5 ** (1 / 64)
+"""Weight of a measured load compared with the one after it: a half-life of 64 loads."""
+MOST_PENDING: Final = 4096
+"""Loads under way that are remembered."""
+LOSS_S: Final = 10.0
+"""Seconds of waiting, of all requests together, that the choices may lose to stock before stock is in force."""
+LOSS_HALF_LIFE_S: Final = 600.0
+"""Half-life of what the choices lost or gained."""
+
+
+class LoadOrCompute:
+    """Chooses how much a request loads. One for each tier, in the engine's thread; every call takes O(1).
+
+    Args:
+        prefill_s: returns the seconds that the engine takes per prompt token, > 0.
+        clock: seconds; never goes back.
+
+    Attributes:
+        chosen: requests whose prefix in the tier was loaded (``loaded``), loaded in part (``part``) or computed (``computed``).
+    """
+
+    def __init__(self, *, prefill_s: Callable[[], float], clock: Callable[[], float]) -> None:
+        self.chosen = {"loaded": 0, "part": 0, "computed": 0}
+        self.transfers = Transfers()
+        self.stock = StockGhost()
+        self._prefill_s = prefill_s
+        self._clock = clock
+        self._pending: dict[Hashable, tuple[int, float]] = {}
+        """Tokens and start of the loads under way, the oldest first."""
+        self._pending_tokens = 0
+        self._loaded_at = -math.inf
+        self._computed = 0
+        """Requests in a row that computed what the tier has."""
+        self._averaged_at = clock()
+        self._averaged_s = 0.0
+        self._requests = self._prefills = self._loads = self._transferred = 0.0
+        """Decaying sums: requests and their seconds of prefill, loads and their seconds of transfer."""
+
+    def choose(self, found: int, missing: int, *, waiting: int, arrived: float | None = None) -> int:
+        """Return how many tokens a request loads that is next to be served.
+
+        Args:
+            found: tokens that the tier has beyond the pool.
+            missing: prompt tokens that the pool lacks, ``found`` included.
+            waiting: requests that wait behind it.
+            arrived: when the request arrived; None: now.
+        """
+        now = self._clock()
+        tokens = self._cheapest(found, missing, waiting, now) if found > 0 else 0
+        transfers, prefill_s = self.transfers, self._prefill_s()
+        if transfers.measured >= MEASURED_LOADS:
+            at = now if arrived is None else arrived
+            seconds = transfers.fixed_s, transfers.token_s, prefill_s
+            self.stock.add(at, now, found, tokens, missing, seconds)
+            if self.stock.in_force:
+                tokens = found
+        if found > 0:
+            self._computed = 0 if tokens else self._computed + 1
+            self.chosen["loaded" if tokens == found else "part" if tokens else "computed"] += 1
+        return tokens
+
+    def computes(self, tokens: int) -> None:
+        """Called when a request begins to compute this many prompt tokens."""
+        self._average()
+        self._requests += 1.0
+        self._prefills += tokens * self._prefill_s()
+
+    def begin(self, load: Hashable, tokens: int) -> None:
+        """Called when a load begins."""
+        self.drop(load)
+        if len(self._pending) >= MOST_PENDING:
+            self.drop(next(iter(self._pending)))
+        self._pending[load] = tokens, self._clock()
+        self._pending_tokens += tokens
+        self._average()
+        self._loads += 1.0
+        self._transferred += self.transfers.seconds(tokens)
+
+    def end(self, load: Hashable) -> None:
+        """Called when a load is done."""
+        begun = self._pending.get(load)
+        if begun is None:
+            return
+        self.drop(load)
+        now = self._clock()
+        tokens, at = begun
+        self.transfers.add(tokens, now - max(at, self._loaded_at))
+        self._loaded_at = now
+
+    def drop(self, load: Hashable) -> None:
+        """Called when a load failed, or its request has ended."""
+        begun = self._pending.pop(load, None)
+        if begun is not None:
+            self._pending_tokens -= begun[0]
+
+    def _cheapest(self, found: int, missing: int, waiting: int, now: float) -> int:
+        """Return the tokens to load at the least cost."""
+        if self.transfers.measured < MEASURED_LOADS:
+            return found
+        if self._computed >= PROBE_AFTER and not self._pending and now - self._loaded_at >= PROBE_S:
+            self._computed = 0
+            self.transfers.discount()
+            return min(found, PROBE_TOKENS)
+        self._average()
+        fixed, per_token, prefill_s = self.transfers.fixed_s, self.transfers.token_s, self._prefill_s()
+        past = max(self._averaged_s, LEAST_AVERAGED_S)
+        later = self._requests / past / (1.0 - min(self._prefills / past, MOST_LOAD))
+        later_loads = self._loads / past / (1.0 - min(self._transferred / past, MOST_LOAD))
+        before = len(self._pending) * fixed + self._pending_tokens * per_token
+        loads = len(self._pending)
+        backlog = waiting * self._prefills / max(self._requests, 1.0)
+
+        def cost(tokens: float) -> float:
+            computes = (missing - tokens) * prefill_s
+            others = computes * (waiting + later * (backlog + computes / 2))
+            if tokens <= 0:
+                return computes + others
+            moves = fixed + tokens * per_token
+            return before + moves + computes + others + moves * (loads + later_loads * (before + moves / 2))
+
+        choices = [float(found), 0.0]
+        curvature = later_loads * per_token**2 + later * prefill_s**2
+        if curvature > 0.0:
+            saves = prefill_s * (1 + waiting + later * (backlog + missing * prefill_s))
+            takes = per_token * (1 + loads + later_loads * (before + fixed))
+            best = (saves - takes) / curvature
+            if 0.0 < best < found:
+                choices.append(best)
+        return int(min(choices, key=cost))
+
+    def _average(self) -> None:
+        """Let the sums decay until now."""
+        now = self._clock()
+        kept = math.exp(-max(now - self._averaged_at, 0.0) / AVERAGED_S)
+        self._averaged_at = now
+        self._averaged_s = kept * self._averaged_s + (1.0 - kept) * AVERAGED_S
+        self._requests *= kept
+        self._prefills *= kept
+        self._loads *= kept
+        self._transferred *= kept
+
+
+class Transfers:
+    """Time of a load by its tokens: least squares over the latest loads, neither part below 0.
+
+    Attributes:
+        measured: loads measured.
+        fixed_s, token_s: seconds per load, and per token.
+    """
+
+    def __init__(self) -> None:
+        self.measured = 0
+        self.fixed_s = self.token_s = 0.0
+        self._sums = [0.0] * 5
+        """Weights; tokens; seconds; squared tokens; tokens x seconds."""
+
+    def seconds(self, tokens: int) -> float:
+        """Return the time that a load takes once it is its turn."""
+        return self.fixed_s + tokens * self.token_s
+
+    def discount(self) -> None:
+        """Halve the weight of all loads measured so far, because they are old."""
+        self._sums = [each / 2 for each in self._sums]
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Count a load that took this time after the one before it."""
+        if tokens <= 0 or not 0.0 <= seconds < math.inf:
+            return
+        self.measured += 1
+        new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
+        self._sums = [MEASURED_WEIGHT * old + each for old, each in zip(self._sums, new, strict=True)]
+        n, x, y, xx, xy = self._sums
+        spread = n * xx - x * x
+        slope = (n * xy - x * y) / spread if spread > 1e-9 * n * xx else y / x
+        intercept = (y - slope * x) / n
+        if intercept < 0.0:
+            slope, intercept = xy / xx, 0.0
+        elif slope < 0.0:
+            slope, intercept = 0.0, y / n
+        self.token_s, self.fixed_s = slope, intercept
+
+
+class StockGhost:
+    """The guard: two simulated engines, one that chooses and one that loads all, as stock does.
+
+    Both get the same requests, and serve their prefill and their loads in order, with the learned times. What the first loses
+    to the second is added up, of all requests together, with a half-life of LOSS_HALF_LIFE_S. Beyond LOSS_S stock is in force,
+    until the choices would have won that back. So in about one half-life the choices lose at most LOSS_S to stock, all requests
+    together, and what the last one loses.
+
+    Attributes:
+        lost: seconds.
+        in_force: whether everything is loaded.
+        times: how often stock was put in force.
+    """
+
+    def __init__(self) -> None:
+        self.lost = 0.0
+        self.in_force = False
+        self.times = 0
+        self._at = -math.inf
+        self._ours = [-math.inf, -math.inf]
+        """When the prefill and the transfers of the engine that chooses end; ``_stocks``: of stock."""
+        self._stocks = [-math.inf, -math.inf]
+
+    def add(
+        self, arrived: float, now: float, found: int, chosen: int, missing: int, seconds: tuple[float, float, float]
+    ) -> None:
+        """Count a request. ``seconds``: per load, per token loaded, and per token computed."""
+        if self._at < now and self._at > -math.inf:
+            self.lost *= 0.5 ** ((now - self._at) / LOSS_HALF_LIFE_S)
+        self._at = now
+        ours = self.serve(self._ours, arrived, chosen, missing, seconds)
+        stock = self.serve(self._stocks, arrived, found, missing, seconds)
+        self.lost += ours - stock
+        if self.in_force:
+            if self.lost <= 0.0:
+                self.in_force = False
+        elif self.lost > LOSS_S:
+            self.in_force = True
+            self.times += 1
+
+    @staticmethod
+    def serve(until: list[float], arrived: float, loads: int, missing: int, seconds: tuple[float, float, float]) -> float:
+        """Return when the first token of a request comes."""
+        fixed, per_token, per_computed = seconds
+        computes = (missing - loads) * per_computed
+        begins = max(until[0], arrived)
+        if loads:
+            until[1] = max(until[1], begins) + fixed + loads * per_token
+            first = max(begins, until[1]) + computes
+        else:
+            first = begins + computes
+        until[0] = begins + computes
+        return first
