@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, Generic
 
+from eviction_client.pace import in_pieces
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.free_queue import Run
 from eviction_client.policy.request import Claim, H, TrackedRequest, Use
@@ -73,7 +74,12 @@ class Followed(Generic[H]):
         if self.request is not None:
             self.runs, self.request = list(self.request.runs), None
             heads = {block for _, block in self.runs}
-            self.depths = {block: depth for depth, block in enumerate(self.blocks, 1) if block in heads}
+            depth = 0
+            for piece in in_pieces(self.blocks):
+                for block in piece:
+                    depth += 1
+                    if block in heads:
+                        self.depths[block] = depth
         self.runs = [entry for entry in self.runs if entry[0].following is not None]
         return bool(self.runs)
 

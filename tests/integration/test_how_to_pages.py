@@ -93,7 +93,7 @@ HOW: Final[dict[str, dict[str, How]]] = {
     },
     "route-with-the-gateway.md": {
         "lpc gateway --no-response-cache --engines http://127.0.0.1:8000,http://127.0.0.1:8001": Serves("listening on"),
-        "lpc gateway --no-response-cache --engines http://127.0.0.1:8000 --queue warm-first": Serves("listening on"),
+        "lpc gateway --no-response-cache --engines http://127.0.0.1:8000": Serves("listening on"),
         "openssl rand -hex 32 > salt-key": 0,
         "LPC_GATEWAY_SALT_KEY_FILE=salt-key LPC_GATEWAY_REDIS_URL=redis://127.0.0.1:6379/0 lpc gateway --no-response-cache "
         "--engines http://127.0.0.1:8000,http://127.0.0.1:8001": Serves("listening on"),

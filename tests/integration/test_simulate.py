@@ -449,7 +449,7 @@ def test_generated_workloads_are_replayed_by_name_and_seed(tmp_path: Path) -> No
         (["--workload", "documents", "--trace", "some.jsonl"], "give LOG or --workload, not both"),
         (["--workload", "documents", "--count-from", "1e9"], "hits are to be counted from second 1e+09"),
         (["--workload", "documents,loop", "--picture", "page.png"], "a picture shows one workload"),
-        (["--workload", "documents", "--describe", "--picture", "page.png"], "leave out --picture"),
+        (["--workload", "documents", "--describe", "--picture", "page.png"], "--describe draws no picture: give --html"),
         (["--workload", "documents,loop", "--describe"], "unknown workload 'documents,loop'"),
     ],
 )

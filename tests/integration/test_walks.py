@@ -35,7 +35,20 @@ COUNTED: Final = {
     "PredictorCounters": "counts",
     **dict.fromkeys(("Own", "Value"), "a rule, which a fit hands on if it runs at the same time"),
 }
-FORMATS: Final = ("langfuse", "litellm", "nginx", "otel", "vllm", "agents", "aiperf", "qwen")
+FORMATS: Final = (
+    "bedrock",
+    "har",
+    "langfuse",
+    "litellm",
+    "nginx",
+    "otel",
+    "runs",
+    "vertex",
+    "vllm",
+    "agents",
+    "aiperf",
+    "qwen",
+)
 REPLAY: Final = {
     **dict.fromkeys((f"lpc_apps.logs.*.{name}" for name in FORMATS), "another format, which recognition compares"),
     "lpc_cli.cli": "finds the command",

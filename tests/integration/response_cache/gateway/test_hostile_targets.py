@@ -107,7 +107,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterat
     port = free_port()
     folder = tmp_path_factory.mktemp("gateway")
     with recording() as engine, recording() as stranger:
-        settings = {"port": port, "metrics_port": "", "gateway_engines": f"http://{engine.address}"}
+        # The queue would ask the engine for the size of its cache.
+        settings = {"port": port, "metrics_port": "", "gateway_engines": f"http://{engine.address}", "gateway_queue": "off"}
         command = ("lpc_cli", "gateway")
         with Sidecar(folder, tiny_models, "tiny", command=command, gateway_cache="false", **settings) as gateway:
             yield Stage(gateway, port, engine, stranger)
