@@ -16,6 +16,7 @@ from rich.table import Table
 
 from lpc.progress import progress
 from lpc.wire.terminal import console
+from lpc_apps.simulator.kv_memory import DEFAULT
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.policy import PolicySettings
 from lpc_apps.simulator.run import WorkloadSpec, build
@@ -28,8 +29,6 @@ PREFILL: Final = (20_000.0, 40_000.0, 80_000.0)
 """Default prompt tokens computed per second."""
 RATES: Final = (2.0, 5.0, 10.0, 25.0, 50.0)
 """GB/s of the tier."""
-KV_BYTES: Final = 131_072
-"""Of a token: Llama 3.1 8B."""
 SIDES: Final[tuple[Loads, ...]] = ("none", "all", "auto")
 NEAR: Final = 1.2
 """Ratio below which no tier and stock are near each other."""
@@ -59,13 +58,13 @@ def run(path: Path, trace_format: str, *, pool: float, prefill: Sequence[float] 
             cost = Cost(prefill_tokens_s=speed)
             row: dict[str, Any] = {"prefill_tokens_s": speed, "gb_s": rate}
             for side in SIDES:
-                tier = TierSettings(TIER * capacity, rate * 1e9 / KV_BYTES, loads=side)
+                tier = TierSettings(TIER * capacity, rate * 1e9 / DEFAULT.per_token, loads=side)
                 of_side, counts = timed(once, workload, tier, cost=cost)
                 row[side] = float(np.mean(of_side.ttft))
                 row.setdefault("busy", of_side.prefill_s / of_side.seconds)
                 row["loaded"] = counts.loaded / max(counts.found, 1)
             best = min(row["none"], row["all"])
-            row["floor_of_best"] = _alone(once, workload, cost, rate * 1e9 / KV_BYTES) / best
+            row["floor_of_best"] = _alone(once, workload, cost, rate * 1e9 / DEFAULT.per_token) / best
             row["of_best"] = row["auto"] / best
             row["near"] = max(row["none"], row["all"]) < NEAR * best
             rows.append(row)

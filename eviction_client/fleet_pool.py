@@ -16,13 +16,13 @@ import heapq
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Final, Generic
+from typing import Any, Final, Generic
 
 from eviction_client.pace import in_pieces
 from eviction_client.policy.policy import Policy
-from eviction_client.policy.queue.free_queue import Run
+from eviction_client.policy.queue.free_queue import FreeQueue, Run
 from eviction_client.policy.request import Claim, H, TrackedRequest, Use
 from eviction_client.stores.base import BlockStore, EngineId, Turned
 from eviction_client.stores.claims import MOST_LOG_ODDS, TAGS, SharedClaim, shared_claim
@@ -85,7 +85,7 @@ class Followed(Generic[H]):
 
 
 class FleetPool(Generic[H]):
-    """Claims of one engine's conversations and of others'. The background calls all methods but :meth:`next_changed`.
+    """Claims of one engine's conversations and of others'. The background calls all methods but :meth:`place_again`.
 
     Args:
         store: the shared claims.
@@ -121,9 +121,20 @@ class FleetPool(Generic[H]):
         digest = blake2b(conversation.to_bytes(8, signed=True), key=self._salt.to_bytes(8), digest_size=4).digest()
         return int.from_bytes(digest) % TAGS
 
-    def next_changed(self) -> tuple[Run, H] | None:
-        """Return the next run whose value may have changed, and the name of its deepest block. In the scheduler's thread."""
-        return self._changed.popleft() if self._changed else None
+    def place_again(self, queue: FreeQueue[Any], policy: Policy[H], now: Callable[[], float], most: int = MAX_FOLLOWED) -> None:
+        """Move runs of a queue whose value the conversations of other engines have changed. In the scheduler's thread.
+
+        Args:
+            now: returns seconds since the epoch.
+            most: runs that are looked at.
+        """
+        for _ in range(most):
+            if not self._changed:
+                return
+            run, block = self._changed.popleft()
+            reuse_class = policy.class_now(block, now())
+            if reuse_class is not None:
+                queue.place_again(run, reuse_class)
 
     def started(self, request: TrackedRequest[H]) -> None:
         """Note a request whose blocks the next query asks for."""
@@ -212,7 +223,7 @@ class FleetPool(Generic[H]):
         """Add the claims on the spans of a request's prompt; let it continue a conversation of another engine."""
         monitor = policy.monitor
         known = [span.end for span in request.gap_spans if span.use is not None]
-        self._hear(request.prompt, known, found, policy)
+        self._add_claims(request.prompt, known, found, policy)
         claim = found.get(request.prompt[request.old]) if request.new_blocks else None
         if claim is not None and claim.holders == 1 and policy.places_by_claim:
             monitor.moved_here(request, self._claim(claim), claim.turn)
@@ -220,10 +231,10 @@ class FleetPool(Generic[H]):
     def _followed_up(self, followed: Followed[H], found: dict[H, SharedClaim], policy: Policy[H]) -> None:
         """Add the claims on the free blocks of an ended request; move those whose value they change."""
         depths = sorted(followed.depths[block] for _, block in followed.runs if block in followed.depths)
-        self._hear(followed.blocks, depths, found, policy)
+        self._add_claims(followed.blocks, depths, found, policy)
         self._changed.extend(followed.runs)
 
-    def _hear(self, chain: Sequence[H], depths: Sequence[int], found: dict[H, SharedClaim], policy: Policy[H]) -> None:
+    def _add_claims(self, chain: Sequence[H], depths: Sequence[int], found: dict[H, SharedClaim], policy: Policy[H]) -> None:
         """Add the claims found on the last blocks of parts of a chain to these parts, and the deepest one to all before it.
 
         Who holds a block holds those before it. The other parts have claims at least as high in the store. Rules other than
@@ -236,7 +247,7 @@ class FleetPool(Generic[H]):
             claim = found.get(chain[depth - 1])
             if claim is not None and (policy.places_by_claim or claim.predicted):
                 start = depths[number - 1] if 0 < number < len(depths) - 1 else 0
-                self.raised += policy.monitor.heard(chain[start:depth], self._claim(claim), self.tag_of)
+                self.raised += policy.monitor.add_claim(chain[start:depth], self._claim(claim), self.tag_of)
 
     @staticmethod
     def _is_elsewhere(use: Use | None) -> bool:

@@ -238,14 +238,7 @@ class Plugin:
     def place_again(self, queue: FreeQueue[Any]) -> None:
         """Move some runs of a queue whose value the conversations of other engines have changed."""
         if self.pool is not None:
-            for _ in range(MOVES_PER_STEP):
-                changed = self.pool.next_changed()
-                if changed is None:
-                    break
-                run, block = changed
-                reuse_class = self.policy.class_now(block, self.now())
-                if reuse_class is not None:
-                    queue.place_again(run, reuse_class)
+            self.pool.place_again(queue, self.policy, self.now, MOVES_PER_STEP)
 
     def in_use(self, blocks: int) -> None:
         """Record the number of blocks in use. Called when a request ends."""

@@ -193,7 +193,7 @@ class ReuseMonitor(Generic[H]):
             self._gaps_s += max(request.started_at - claim.at, 0.0)
             request.conversation = claim.conversation
 
-    def heard(self, blocks: Sequence[H], claim: Claim, tag_of: Callable[[int], int]) -> bool:
+    def add_claim(self, blocks: Sequence[H], claim: Claim, tag_of: Callable[[int], int]) -> bool:
         """Add a claim of another engine to those known of blocks; return whether it is new for the last one.
 
         A later claim of a conversation replaces its earlier one.

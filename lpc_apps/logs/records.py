@@ -50,6 +50,8 @@ LONGEST_LINE: Final = 128 << 20
 """Bytes of the longest record that is read; images inside a request may have tens of MiB."""
 MOST_VALUES: Final = 1 << 23
 """Values of a record, which take up to 150 bytes each in memory, and two bytes in a file."""
+TOO_DEEP: Final = "nested too deeply"
+"""Why a record cannot be read whose JSON exceeds the interpreter's recursion."""
 DAMAGED: Final = (EOFError, zlib.error, gzip.BadGzipFile)
 """Errors of packed contents that are cut off or damaged."""
 PEEK: Final = 1 << 16
@@ -187,7 +189,7 @@ def read_records(
                 others += isinstance(wrong, NotSampled)
                 damaged += _note(wrong, place, reasons, skipped, *([misfits] if isinstance(wrong, Misfit) else []))
             except RecursionError:
-                damaged += _note(WrongRecord("nested too deeply"), place, reasons, skipped)
+                damaged += _note(WrongRecord(TOO_DEEP), place, reasons, skipped)
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
     except DatasetError as error:

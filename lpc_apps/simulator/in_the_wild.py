@@ -139,9 +139,10 @@ class _Seen:
         """Arrival, type, and tokens read up to its end, of the last prompt with the segment."""
         self._counts: Counter[Segment] = Counter()
         self._users: dict[str, list[int]] = {}
+        self.kinds_by_turn = kinds_of(turns)
         held_by: dict[Segment, str] = {}
         read = 0
-        for turn, kind in zip(turns, kinds_of(turns), strict=True):
+        for turn, kind in zip(turns, self.kinds_by_turn, strict=True):
             servable, prompt = turn.servable(size), len(turn.contents)
             path = workload.paths.of(turn)
             hits = own = 0
@@ -240,7 +241,7 @@ def _types(trace: Trace, turns: Sequence[Turn], seen: _Seen) -> dict[str, dict[s
     later: Counter[str] = Counter()
     begun: dict[str, tuple[str, bool]] = {}
     """Type of a conversation's first request in the log, and whether it has several turns."""
-    for turn, kind in zip(turns, kinds_of(turns), strict=True):
+    for turn, kind in zip(turns, seen.kinds_by_turn, strict=True):
         name = seen.type_of(turn.category)
         requests[name] += 1
         later[name] += kind == "later"

@@ -56,9 +56,7 @@ def read(text: str, decoder: json.JSONDecoder) -> Read:
         place = skip(text, place + 1)
         while text[place] != "}":
             if pairs:
-                if text[place] != ",":
-                    raise ValueError
-                place = skip(text, place + 1)
+                place = _behind_comma(text, place)
             if text[place] != '"':
                 raise ValueError
             name, place = scanstring(text, place + 1)
@@ -89,14 +87,18 @@ def _elements(text: str, start: int, scan: Scan) -> tuple[list[Any], list[Place]
     place = skip(text, start + 1)
     while text[place] != "]":
         if values:
-            if text[place] != ",":
-                raise ValueError
-            place = skip(text, place + 1)
+            place = _behind_comma(text, place)
         value, end = scan(text, place)
         values.append(value)
         places.append((place, end))
         place = skip(text, end)
     return values, [*places, (start, place + 1)]
+
+
+def _behind_comma(text: str, place: int) -> int:
+    if text[place] != ",":
+        raise ValueError
+    return skip(text, place + 1)
 
 
 def object_in(text: str) -> dict[str, Any] | None:

@@ -12,7 +12,17 @@ from typing import Final
 
 from lpc_apps.logs.chats.envelopes import opened
 from lpc_apps.logs.chats.request import LoggedRequest
-from lpc_apps.logs.records import Between, OtherRecord, Record, Skipped, TraceError, WrongRecord, json_lines, read_records
+from lpc_apps.logs.records import (
+    TOO_DEEP,
+    Between,
+    OtherRecord,
+    Record,
+    Skipped,
+    TraceError,
+    WrongRecord,
+    json_lines,
+    read_records,
+)
 
 PROBED: Final = 1_000
 """Requests that show whether a log has calls at their start and again at their end."""
@@ -129,10 +139,8 @@ class _Ahead:
         found: list[LoggedRequest | WrongRecord] = []
         try:
             found.extend(self._reader.read(record))
-        except WrongRecord as wrong:
-            found.append(wrong)
         except RecursionError:
-            found.append(WrongRecord("nested too deeply"))
+            found.append(WrongRecord(TOO_DEEP))
         for request in found:
             if self._left and not isinstance(request, WrongRecord):
                 self._left -= 1

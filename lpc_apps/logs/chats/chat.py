@@ -26,7 +26,7 @@ EPOCH_S: Final = 1e9
 """Times from here on have their own unit: seconds since the epoch from 2001 on, or parts of them."""
 
 _ASKED: Final = ("messages", "input", "prompt", "contents", "conversations", "text_input")
-_BATCHES: Final = (*(("custom_id", "body"), ("custom_id", "params"), ("key", "request"), ("recordId", "modelInput")),)
+_BATCHES: Final = (("custom_id", "body"), ("custom_id", "params"), ("key", "request"), ("recordId", "modelInput"))
 """Fields of a line of a batch: its name, and its body."""
 REPLIES: Final = ("response", "output", "completion", "modelOutput")
 """Names of the reply of a record; the last resort is that of a response, whose fields the record has itself."""

@@ -16,7 +16,7 @@ from typing import Final
 from lpc_apps.logs.chats.body import prompt_of
 from lpc_apps.logs.chats.fields import moment, name_of, object_of
 from lpc_apps.logs.chats.request import LoggedRequest
-from lpc_apps.logs.records import MOST_VALUES, Misfit, OtherRecord, Record, TooLarge, WrongRecord, loads
+from lpc_apps.logs.records import MOST_VALUES, TOO_DEEP, Misfit, OtherRecord, Record, TooLarge, WrongRecord, loads
 
 _BODY: Final = re.compile(r"\bRequest (\S+) JSON body: (.*)", re.DOTALL)
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -60,7 +60,7 @@ def read(record: Record) -> Iterator[LoggedRequest]:
     except TooLarge:
         raise WrongRecord(f"more than {MOST_VALUES:,} values") from None
     except RecursionError:
-        raise WrongRecord("nested too deeply") from None
+        raise WrongRecord(TOO_DEEP) from None
     except ValueError:
         raise Misfit("the body is cut off: see --max-log-len") from None
     if not isinstance(body, dict):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lpc.model.conversation import lone_surrogate
-from lpc_apps.logs.records import DatasetError, Record, Skipped, WrongRecord, records_of
+from lpc_apps.logs.records import TOO_DEEP, DatasetError, Record, Skipped, WrongRecord, records_of
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ def read(dataset: str, path: Path, parse: Callable[[Record, str], T], skipped: S
                 raise WrongRecord(f"no field {min(missing)}")
             parsed = parse(record, place)
         except (WrongRecord, RecursionError) as error:
-            reason = str(error) if isinstance(error, WrongRecord) else "nested too deeply"
+            reason = str(error) if isinstance(error, WrongRecord) else TOO_DEEP
             wrong.note(reason, place)
             skipped.note(reason, place)
             continue

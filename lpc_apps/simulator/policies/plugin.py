@@ -159,11 +159,7 @@ class PluginPolicy(EvictionPolicy[Piece]):
     def _exchange(self, pool: FleetPool[Segment]) -> None:
         """Let the pool read and write, and move the blocks whose value that changes."""
         pool.exchange(self.core, self._now)
-        while (changed := pool.next_changed()) is not None:
-            run, segment = changed
-            reuse_class = self.core.class_now(segment, self._now)
-            if reuse_class is not None:
-                self.queue.place_again(run, reuse_class)
+        pool.place_again(self.queue, self.core, lambda: self._now)
 
     def _prediction(self, turn: Turn, now: float) -> tuple[int, float | None]:
         """Return the sidecar's group, 0 without one, and the log-odds of its continuation probability."""

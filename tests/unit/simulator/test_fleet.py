@@ -298,7 +298,7 @@ def test_an_engine_alone_does_not_pool_with_itself() -> None:
 
 
 def test_without_predictions_pooling_changes_nothing_under_the_guard() -> None:
-    """Its classes have the odds of predictions alone, so what other engines know of shared blocks costs nothing."""
+    """Its classes have the odds of predictions alone, so the claims of other engines on shared blocks cost nothing."""
     workload = few_shot(seed=3, requests=1_000)
     alone, pooled = (
         simulate_fleet(workload, 40_000, lambda n: REGISTRY["plugin"](n, workload, PolicySettings()), fleet)
