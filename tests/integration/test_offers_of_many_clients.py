@@ -315,7 +315,7 @@ async def test_a_silent_upload_of_a_digest_holds_nobody_else(
 async def test_endless_templates_of_one_client_delay_others_by_one_load(
     tiny_models: Path, tmp_path: Path, files: Files
 ) -> None:
-    limits = replace(SHIPPED.tokenizer_limits, offered_s=12.0)
+    limits = replace(SHIPPED.tokenizer_limits, offered_s=patiently(12))
     order: list[str] = []
     async with sidecar(tiny_models, Parts(tokenizer_limits=limits), tokens=tokens(tmp_path, "attacker", "honest")) as (stub, _):
         endless = [variant(files, n, chat_template_jinja=ENDLESS) for n in range(6)]
