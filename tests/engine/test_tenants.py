@@ -49,7 +49,7 @@ def test_a_floor_protects_what_its_blocks_continue_also_when_a_preempted_request
     shared = MINE[: 8 * BLOCK]
     long = engine.add("ends", [*shared, *MINE[10 * BLOCK : 18 * BLOCK]], 1, salt="mine")
     other = engine.add("stops", [*shared, 5, 6, 7], 60, salt="mine")
-    while long.request_id in scheduler.requests:
+    while long.request_id in scheduler.requests or other not in scheduler.running:
         engine.step()
     names = [bytes(name) + bytes(4) for name in long.block_hashes]
     engine.preempt(other)
