@@ -319,7 +319,7 @@ async def test_endless_templates_of_one_client_delay_others_by_one_load(
 ) -> None:
     began = time.monotonic()
     TokenizerLoader().load(str(tmp_path / "engine"), offered=True)
-    limits = replace(SHIPPED.tokenizer_limits, offered_s=max(3.0, 5 * (time.monotonic() - began)))
+    limits = replace(SHIPPED.tokenizer_limits, offered_s=max(3.0, 3 * (time.monotonic() - began)))
     order: list[str] = []
     async with sidecar(tiny_models, Parts(tokenizer_limits=limits), tokens=tokens(tmp_path, "attacker", "honest")) as (stub, _):
         endless = [variant(files, n, chat_template_jinja=ENDLESS) for n in range(6)]
