@@ -54,6 +54,8 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_hit_tokens": (),
     "lpc_waited_requests_total": ("what",),
     "lpc_overtaking_total": (),
+    "lpc_preempted_requests_total": (),
+    "lpc_preempted_tokens_total": ("which",),
     "vllm:request_prefill_time_seconds_sum": (),
     "vllm:request_prefill_kv_computed_tokens_sum": (),
     **fleet_report.LABELS,
@@ -66,6 +68,8 @@ LARGEST: Final = frozenset({"lpc_hit_tokens"})
 SMALLEST: Final = fleet_report.SMALLEST
 """Gauges of which the smallest of all gateways counts, each the mean over time."""
 NO_PROMPT: Final = "no engine with the plug-in has counted a prompt in this time"
+PREEMPTED: Final = ("held", "least", "again")
+"""Tokens of preempted requests that an engine counts."""
 ADVICE: Final = {
     "cached": "",
     "evicted": "see below whether a larger cache or another rule would have kept it",
@@ -138,6 +142,7 @@ VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "before": _is_count,
     "tenant": bool,
     "what": WAITED.__contains__,
+    "which": PREEMPTED.__contains__,
     "rule": {*RULES, *(rule.name for rule in REPAIRS), fleet_report.ANY_RULE}.__contains__,
     "group": fleet_report.GROUPS.__contains__,
     "fate": _is_fate,
@@ -366,6 +371,10 @@ def figures_of(sums: Sums, *, may_be_empty: bool = False) -> dict[str, Any]:
             **{what: round(sums.get(("lpc_waited_requests_total", what), 0.0)) for what in WAITED},
             "overtook": round(sums.get(("lpc_overtaking_total",), 0.0)),
         },
+        "preempted": {
+            "requests": round(sums.get(("lpc_preempted_requests_total",), 0.0)),
+            **{which: round(sums.get(("lpc_preempted_tokens_total", which), 0.0)) for which in PREEMPTED},
+        },
         "evicted_by_seconds_unused": by_label("lpc_evicted_tokens_total"),
         "evicted_share_that_other_rules_had": {
             rule: share_of(sums.get(("lpc_evicted_blocks_total", rule)), evicted) for rule in RULES
@@ -453,6 +462,14 @@ def show(figures: dict[str, Any]) -> None:
     for lost in never_hit(figures):
         screen.print(f"{lost.share:.0%} of the prompt tokens {lost.found}. {lost.advice}.")
     _show_waiting(screen, figures["repeated_share_of_prefill"], figures["waited"])
+    preempted = figures["preempted"]
+    if preempted["requests"]:
+        prefill = figures["prompt_tokens"] - figures["by_source"]["cached"]["tokens"] + preempted["again"]
+        screen.print(
+            f"{preempted['requests']:,} requests were preempted and computed {preempted['again']:,} tokens again, "
+            f"{preempted['again'] / max(prefill, 1):.1%} of the prefill. They held {preempted['held']:,}; the running requests "
+            f"with the fewest held {preempted['least']:,}. Remedies: fewer requests at a time (--max-num-seqs), more cache."
+        )
     sizes = figures["hit_share_by_size"]
     if any(share is not None for share in sizes.values()):
         table = Table(title="what LRU caches of other sizes would have hit")

@@ -118,6 +118,13 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
         "what",
     ),
     "lpc_waited_lost_tokens": (Counter, "Cached tokens of warm requests that were evicted while these waited.", ""),
+    "lpc_preempted_requests": (Counter, "Requests that vLLM preempted.", ""),
+    "lpc_preempted_tokens": (
+        Counter,
+        "Tokens of preempted requests: those that they held then, those that the running request with the fewest held, and those "
+        "that were computed again.",
+        "which",
+    ),
     "lpc_scheduler_seconds": (Counter, "Time that the plug-in has taken in the scheduler's thread.", ""),
     "lpc_failures": (Counter, "Exceptions of the plug-in's own code, which the engine does not see.", ""),
     "lpc_stock_fallback": (Gauge, "1 if the plug-in does not work in this engine, which runs its own LRU instead.", ""),

@@ -525,6 +525,19 @@ def test_changed_tokens_are_shown_by_what_changed_with_what_to_do(server: Server
     assert set(CHANGED) == set(CHANGES)
 
 
+def test_preempted_requests_and_what_they_compute_again_are_named(server: Server) -> None:
+    assert "preempted" not in lpc("--engine", server.sends(GOOD)).output
+    counts = {"held": 5000, "least": 700, "again": 1200}
+    tokens = "".join(f'lpc_preempted_tokens_total{{which="{which}"}} {n}\n' for which, n in counts.items())
+    url = server.sends(GOOD + "lpc_preempted_requests_total 3\n" + tokens)
+    found = figures("--engine", url)
+    assert found["preempted"] == {"requests": 3, **counts}
+    share = 1200 / (found["prompt_tokens"] - found["by_source"]["cached"]["tokens"] + 1200)
+    shown = " ".join(lpc("--engine", url).output.split())
+    assert f"3 requests were preempted and computed 1,200 tokens again, {share:.1%} of the prefill" in shown
+    assert "They held 5,000; the running requests with the fewest held 700." in shown
+
+
 def test_a_cache_that_thrashes_and_requests_that_wait_are_named(server: Server) -> None:
     waited = "".join(
         f'lpc_waited_requests_total{{what="{what}"}} {n}\n'

@@ -30,6 +30,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from eviction_client.engines.vllm.free_queue import FlooredFreeQueue, FreedLater, LearnedFreeQueue
+from eviction_client.engines.vllm.preemptions import Preemptions
 from eviction_client.engines.vllm.requests import (
     category_of,
     completed,
@@ -69,6 +70,7 @@ class Hooks:
     Attributes:
         queue: ours, in the block pool; None in a dry run.
         keep: the waiting requests.
+        preemptions: what they cost.
         steps: the scheduler's ``schedule``.
     """
 
@@ -102,6 +104,7 @@ class Hooks:
             # From here on nothing fails: the stock queue has given its blocks away.
             self.queue = self._adopt(pool, scales)
         self.keep = WaitingPrefixes(plugin, scheduler, self.queue, self.tiers.policies)
+        self.preemptions = Preemptions(scheduler)
         self.steps = Steps(scheduler.schedule, self)
         self._wrap(scheduler)
 
@@ -177,6 +180,13 @@ class Hooks:
             self.plugin.failed(error)
         self.plugin.seconds += time.perf_counter() - started
 
+    def resumed(self, scheduled: Any) -> None:
+        """Count what preempted requests that a step resumes compute again."""
+        try:
+            self.preemptions.scheduled(scheduled)
+        except Exception as error:
+            self.plugin.failed(error)
+
     def step(self) -> bool:
         """Run the pending work before a step of the scheduler: take over rule and values, end retentions, renew values.
 
@@ -240,7 +250,10 @@ class Hooks:
         started = time.perf_counter()
         finished: TrackedRequest[Any] | None = None
         try:
-            if request.is_finished():
+            if not request.is_finished():
+                self.preemptions.freed(request)
+            else:
+                self.preemptions.ended(request)
                 self.keep.leave(id_of(request))
                 size = self._hash_block_size
                 self.plugin.in_use(self._blocks - self._free_blocks_of())
@@ -287,6 +300,7 @@ class Steps:
         self._plugin = hooks.plugin
         self._now = hooks.plugin.clock.source
         self._beyond, self._counted = hooks.keep.beyond, hooks.keep.counted
+        self._preempted = hooks.preemptions.pending
         self._worked_at = self._due_at = -math.inf
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -309,6 +323,8 @@ class Steps:
         scheduled = self._stock(*args, **kwargs)
         if self._beyond or self._counted:
             self._hooks.started(scheduled)
+        if self._preempted:
+            self._hooks.resumed(scheduled)
         if queue is not None:
             queue.step_ends(scheduled)
             self._plugin.seconds += queue.seconds

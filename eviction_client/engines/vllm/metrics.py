@@ -16,6 +16,10 @@ def values_of(hooks: Hooks) -> Values:
     values["lpc_tier_stock_fallback", ""] = float(hooks.tiers.fallen_back)
     values |= {("lpc_waited_requests", what): count for what, count in hooks.keep.waited.requests.items()}
     values["lpc_waited_lost_tokens", ""] = hooks.keep.waited.lost_tokens
+    preempted = hooks.preemptions
+    values["lpc_preempted_requests", ""] = preempted.requests
+    held, least, again = preempted.held, preempted.least, preempted.again
+    values |= {("lpc_preempted_tokens", which): n for which, n in (("held", held), ("least", least), ("again", again))}
     if hooks.queue is not None:
         values["lpc_queue_runs", ""] = hooks.queue.num_runs
     if isinstance(hooks.queue, FlooredFreeQueue):
