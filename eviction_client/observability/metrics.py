@@ -121,8 +121,8 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_preempted_requests": (Counter, "Requests that vLLM preempted.", ""),
     "lpc_preempted_tokens": (
         Counter,
-        "Tokens of preempted requests: those that they held then, those that the running request with the fewest held, and those "
-        "that were computed again.",
+        "Tokens of preempted requests: those that they held then, those that the running request with the fewest held, and "
+        "those that were computed again.",
         "which",
     ),
     "lpc_scheduler_seconds": (Counter, "Time that the plug-in has taken in the scheduler's thread.", ""),
