@@ -5,8 +5,8 @@ BIN    := $(VENV)/bin
 ENGINE := .venv-engine
 ENGINE_TESTS = OMP_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest --confcutdir=tests/engine -o filterwarnings=default \
   --numprocesses 2 --dist loadfile --max-worker-restart 0
-# Three workers for two cores, since tests of processes wait. One thread for each: else their pools wait for each other.
-TESTS   = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --max-worker-restart 0
+# Four workers for two cores, since tests of processes wait. One thread for each: else their pools wait for each other.
+TESTS   = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --max-worker-restart 0
 # Both halves of the tests run, also if the first fails; then the first failure's exit code.
 BOTH    = @first=0; second=0; $(1) || first=$$?; $(2) || second=$$?; \
   [ $$first = 0 ] || echo "== the tests outside the engine failed with exit code $$first"; \

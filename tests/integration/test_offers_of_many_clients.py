@@ -306,7 +306,7 @@ async def test_a_silent_upload_of_a_digest_holds_nobody_else(
             await call.write(first(files))
             await call.write(pb.OfferTokenizerRequest(data=b"{"))
             held.append(call)
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(patiently(0.3))  # the next one begins when this one is no longer alone
         status = await offered(stub, files, "honest")
         assert status.state == pb.TOKENIZER_STATE_READY
         assert not any(call.done() for call in held), "the others still hold their uploads"
