@@ -44,8 +44,8 @@ def _inside(record: Record, depth: int) -> Iterator[Record]:
         texts = [text for name in _TEXTS if isinstance(text := record.get(name), str)]
         inner = next(filter(None, (object_of(text) for text in texts if text.startswith("{"))), None)
         if inner is None and "asctime" not in record and (line := next((t for t in texts if _OF_VLLM in t), None)) is not None:
-            time = next((value for name in _TIMES if isinstance(value := record.get(name), str)), "")
-            yield {"vllm": f"{time} {line}"}
+            stamp = next((value for name in _TIMES if isinstance(value := record.get(name), str)), "")
+            yield {"vllm": f"{stamp} {line}"}
             return
     if inner is not None:
         time = next((record[name] for name in _TIMES if record.get(name) is not None), None)
