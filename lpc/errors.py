@@ -3,7 +3,7 @@
     LpcError
     ├── UsageError              an option, an argument or a setting is invalid; exit code 2 (all others: 1, also of inputs)
     │   └── SimulationError     lpc_apps.simulator.amounts: the options of a simulation are invalid
-    ├── ModelConfigError        lpc_apps.simulator.model_config: the configuration of a model cannot be used
+    ├── ModelConfigError        lpc_apps.simulator.model_forms: the configuration of a model cannot be used
     ├── InvalidRequest          a request that can never succeed
     ├── LockedError             lpc.files: another process changes the same file
     ├── ArtifactError           a model artefact is missing, corrupted or incompatible

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lpc_apps.simulator.model_config import (
+    CONVOLUTION,
     FULL,
-    PARALLEL,
     RECURRENT,
     WINDOWED,
-    ModelConfigError,
-    count,
+    WITHOUT_CACHE,
     heads_of,
     layers_of,
     model_name,
     read_config,
     unknown,
 )
+from lpc_apps.simulator.model_forms import MAMBA_1, PARALLEL, SHARED, ModelConfigError, changes_of, count, inner_of
 
 GIB: Final = 1 << 30
 GPU, BOTH, TWICE = "GPU", "GPU + CPU", "twice that"
@@ -125,26 +125,22 @@ def kv_memory(model: str, *, tensor_parallel: int = 1, kv_dtype: str = "auto") -
     windows: dict[int, int] = {}
     full = recurrent = 0
     layers = layers_of(model, config)
-    attention = 0 if RECURRENT.issuperset(layers) else _attention_bytes(config, tensor_parallel, size)
     other = config.get("attention_other_setting")  # Step 3.5: heads of the layers of one type
     other = other if isinstance(other, dict) else {}
-    for kind in layers:
-        if other and kind == other.get("attention_type"):
-            of_layer = _attention_bytes({**config, **other}, tensor_parallel, size)
-        else:
-            of_layer = attention
-        if kind in FULL:
-            full += of_layer
-        elif kind == PARALLEL:
-            full += of_layer
-            recurrent += _state_bytes(model, config, tensor_parallel)
+    for kind, changes in zip(layers, changes_of(config, len(layers)), strict=True):
+        layer = {**config, **(other if other and kind == other.get("attention_type") else {}), **changes}
+        if kind in WITHOUT_CACHE:
+            continue
+        if kind in RECURRENT or kind == PARALLEL:
+            recurrent += _state_bytes(model, layer, kind, tensor_parallel)
+        if kind in FULL or kind == PARALLEL:
+            full += _attention_bytes(layer, tensor_parallel, size)
         elif kind in WINDOWED:
-            kept = count(config, WINDOWED[kind])
-            windows[kept] = windows.get(kept, 0) + of_layer
-        elif kind in RECURRENT:
-            recurrent += _state_bytes(model, config, tensor_parallel)
-        else:
+            kept = count(layer, WINDOWED[kind])
+            windows[kept] = windows.get(kept, 0) + _attention_bytes(layer, tensor_parallel, size)
+        elif kind not in RECURRENT:
             raise unknown(model, f"it has layers of type {kind!r:.40}")
+    windows = {kept: bytes_ for kept, bytes_ in windows.items() if bytes_}
     if not full + sum(windows.values()) + recurrent:
         raise ModelConfigError(f"{model:.200}: the sizes of this configuration leave no KV cache")
     return KvMemory(model_name(model), tensor_parallel, full, tuple(sorted(windows.items())), recurrent)
@@ -169,16 +165,23 @@ def _size_of_checkpoint(model: str, config: Mapping[str, Any]) -> int:
 
 def _attention_bytes(config: Mapping[str, Any], tensor_parallel: int, size: int) -> int:
     """Return the bytes per token of one layer with attention."""
+    if config.get(SHARED):
+        return 0
+    if config.get("expanded_head_dim"):
+        return 2 * max(count(config, "num_attention_heads") // tensor_parallel, 1) * count(config, "expanded_head_dim") * size
     if config.get("kv_lora_rank"):
         return (count(config, "kv_lora_rank") + count(config, "qk_rope_head_dim")) * size  # the same on each GPU
     _, kv_heads, head = heads_of(config)
-    return 2 * max(kv_heads // tensor_parallel, 1) * head * size
+    both = head + (count(config, "value_head_dim") if config.get("value_head_dim") else head)
+    return max(kv_heads // tensor_parallel, 1) * both * size
 
 
-def _state_bytes(model: str, config: Mapping[str, Any], ranks: int) -> int:
+def _state_bytes(model: str, config: Mapping[str, Any], kind: str, ranks: int) -> int:
     """Return the bytes of one recurrent layer's state: of its convolution, and of its recurrence."""
+    if kind == CONVOLUTION:
+        return count(config, "conv_dim") // ranks * (count(config, "conv_L_cache") - 1) * 2
     of_qwen = str(config.get("model_type")).startswith("qwen3_5")  # vLLM reads the key of no other model that is known here
-    wide = BYTES.get(str(config.get("mamba_ssm_dtype")), 2) if of_qwen else 2
+    wide = BYTES.get(str(config.get("mamba_ssm_dtype") if of_qwen else config.get("state_type")), 2)
     if config.get("linear_num_value_heads"):  # gated delta network
         heads, keys = count(config, "linear_num_value_heads"), count(config, "linear_num_key_heads")
         key, value = count(config, "linear_key_head_dim"), count(config, "linear_value_head_dim")
@@ -189,16 +192,10 @@ def _state_bytes(model: str, config: Mapping[str, Any], ranks: int) -> int:
         groups, kernel = count(config, "mamba_n_groups"), count(config, "mamba_d_conv")
         groups += 0 if groups % ranks == 0 else ranks - groups
         cells = heads * count(config, "mamba_d_head") * states
-        inner = count(config, "mamba_d_ssm") if config.get("mamba_d_ssm") else _expanded(config)
-        channels = inner + 2 * groups * states
-    elif config.get("model_type") == "jamba":  # Mamba 1
-        channels, kernel = _expanded(config), count(config, "mamba_d_conv")
+        channels = inner_of(config) + 2 * groups * states
+    elif config.get("model_type") in MAMBA_1:
+        channels, kernel = inner_of(config), count(config, "mamba_d_conv")
         cells = channels * count(config, "mamba_d_state")
     else:
         raise unknown(model, "it has recurrent layers of an unknown kind")
     return channels // ranks * (kernel - 1) * 2 + cells // ranks * wide
-
-
-def _expanded(config: Mapping[str, Any]) -> int:
-    """Return the channels of a layer of Mamba."""
-    return count(config, "mamba_expand") * count(config, "hidden_size")

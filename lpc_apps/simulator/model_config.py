@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from lpc.distribution import install
-from lpc.errors import LpcError
+from lpc_apps.simulator.model_forms import PARALLEL, ModelConfigError, count, in_one_form
 
 NESTED: Final = ("text_config", "llm_config", "language_config", "thinker_config")
 """Fields in which configurations of models with images or audio have that of the language model."""
 FULL: Final = frozenset({"full_attention", "attention", "global_attention"})
 WINDOWED: Final = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 """Types of layers that keep the last tokens, and the key that has the number of these."""
-RECURRENT: Final = frozenset({"linear_attention", "mamba"})
-PARALLEL: Final = "attention and mamba"
-"""Type of the layers of Falcon-H1, which have both next to each other."""
+CONVOLUTION: Final = "conv"
+RECURRENT: Final = frozenset({"linear_attention", "mamba", CONVOLUTION})
+WITHOUT_CACHE: Final = frozenset({"mlp", "moe"})
+"""Types of layers that are an MLP alone."""
 WITH_STATE: Final = (
     *("mamba_", "ssm_", "rwkv", "lru_width", "conv_L_cache", "attn_layer_", "full_attn_idxs"),
     *("full_attention_interval", "linear_num_", "linear_conv_", "layer_group_size"),
@@ -34,17 +35,13 @@ UNKNOWN: Final = (
 LATENT: Final = frozenset(
     {
         *("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots3_note", "glm4_moe_lite", "glm5_next", "glm5_next_text"),
-        *("kimi_k2", "longcat_flash", "pangu_ultra_moe", "bailing_hybrid", "hy_v4"),
+        *("kimi_k2", "kimi_linear", "longcat_flash", "pangu_ultra_moe", "bailing_hybrid", "hy_v4"),
     }
 )
 """Models of which vLLM caches one latent vector. It expands those of others with the same keys, such as MiniCPM3's."""
 EVERY_LAYER: Final = frozenset({"mistral", "phi3", "starcoder2"})
 """Models in which ``sliding_window`` applies to each layer."""
 MOST_LAYERS: Final = 10_000
-
-
-class ModelConfigError(LpcError):
-    """The configuration of a model is missing, cannot be read, or is of a model that is not known here."""
 
 
 def read_config(model: str) -> dict[str, Any]:
@@ -57,13 +54,12 @@ def read_config(model: str) -> dict[str, Any]:
         ModelConfigError: the configuration cannot be read, or has layers that are not modelled.
         OSError: it cannot be read.
     """
-    config = _language_model(_read(model))
-    if config.get("model_type") == "minimax_m2" and set(config.get("attn_type_list") or ()) == {1}:
-        config = {key: value for key, value in config.items() if key != "attn_type_list"}  # full attention in each layer
+    config = in_one_form(_language_model(_read(model)))
     found = next((key for key in UNKNOWN if config.get(key)), None)
     if found is not None:
         raise unknown(model, f"it has {found}")
-    if config.get("kv_lora_rank") and config.get("model_type", "deepseek_v2") not in LATENT:
+    is_latent = config.get("kv_lora_rank") and not config.get("expanded_head_dim")
+    if is_latent and config.get("model_type", "deepseek_v2") not in LATENT:
         raise unknown(model, "it has kv_lora_rank, and is not of a kind whose latent vectors vLLM caches")
     return config
 
@@ -133,7 +129,7 @@ def _language_model(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def layers_of(model: str, config: Mapping[str, Any]) -> Sequence[str]:
-    """Return the type of each layer, of FULL, WINDOWED or RECURRENT. Raises ModelConfigError."""
+    """Return the type of each layer: of FULL, WINDOWED, RECURRENT or WITHOUT_CACHE, or PARALLEL. Raises ModelConfigError."""
     number = count(config, "num_hidden_layers", "n_layer", "n_layers")
     if number > MOST_LAYERS:
         raise ModelConfigError(f"{model:.200}: {number:,} layers are more than {MOST_LAYERS:,}")
@@ -158,16 +154,6 @@ def layers_of(model: str, config: Mapping[str, Any]) -> Sequence[str]:
     if config.get("model_type") not in EVERY_LAYER:
         raise unknown(model, "it has sliding_window and no layer_types")
     return ["sliding_attention"] * number
-
-
-def count(config: Mapping[str, Any], *names: str) -> int:
-    """Return the first of these values. Raises ModelConfigError."""
-    value = next((config[name] for name in names if config.get(name)), None)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 32:
-        missing = f"the configuration of the model has {names[0]} {value!r:.40}"
-        hint = "an installed transformers adds missing values, or give --cache in tokens"
-        raise ModelConfigError(f"{missing}, which is not a positive whole number: {hint}")
-    return value
 
 
 def unknown(model: str, reason: str) -> ModelConfigError:

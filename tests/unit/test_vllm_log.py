@@ -64,6 +64,22 @@ def test_colours_time_stamps_and_json_do_not_hide_a_request(tmp_path: Path) -> N
     assert (len(trace.requests), trace.start) == (1, datetime(2025, 3, 4, 5, 6, 7, 250_000, tzinfo=UTC).timestamp())
 
 
+@pytest.mark.parametrize(
+    ("time", "text"), [("time", "log"), ("timestamp", "line"), ("@timestamp", "message"), ("timestamp", "textPayload")]
+)
+@pytest.mark.parametrize("format", [None, "vllm"])
+def test_lines_in_a_log_store_have_the_time_of_the_store(time: str, text: str, format: str | None, tmp_path: Path) -> None:  # noqa: A002
+    """As in Docker's files, Loki's lines, and Google Cloud's entries; the line's own time has no year."""
+    found = [*NOISE, *(line(at, body(at)) for at in range(3)), *NOISE]
+    stored = [
+        json.dumps({text: f"{said}\n", "stream": "stderr", time: f"2025-03-04T05:06:{at:02}.123456789Z"})
+        for at, said in enumerate(found)
+    ]
+    trace = read(tmp_path, *stored, format=format)
+    assert trace.start == datetime(2025, 3, 4, 5, 6, 5, 123_456, tzinfo=UTC).timestamp()
+    assert (len(trace.requests), trace.skipped.counts) == (3, {"not a line of a request's body": 2 * len(NOISE)})
+
+
 def test_bodies_that_are_cut_off_are_counted_and_many_are_refused(tmp_path: Path) -> None:
     good = [line(at, body(at)) for at in range(20)]
     trace = read(tmp_path, *good, *(line(at, body(at)[:60]) for at in range(20, 24)))

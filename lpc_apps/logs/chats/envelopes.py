@@ -1,8 +1,8 @@
 """Lines of log stores, which have an operator's line inside.
 
 Elasticsearch's hits (`_source`), Google Cloud's entries (`jsonPayload`), CloudWatch's events and Docker's lines (`message` or
-`log`, a text of JSON), and pages of them; Loki's streams (`values` of time and text). The line's own time counts, else the
-store's.
+`log`, a text of JSON), and pages of them; Loki's streams (`values` of time and text) and lines (`line`). The text may also be a
+line of vLLM's own log with a request. The line's own time counts, else the store's; of vLLM's, which has no year, the store's.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ from lpc_apps.logs.records import Record
 
 _TIMES: Final = ("timestamp", "@timestamp", "time", "ts")
 _OBJECTS: Final = ("_source", "jsonPayload")
-_TEXTS: Final = ("message", "@message", "log", "textPayload")
+_TEXTS: Final = ("message", "@message", "log", "textPayload", "line")
+_OF_VLLM: Final = " JSON body: {"
 _DEEPEST: Final = 4
 _KNOWN: Final = frozenset({*_OBJECTS, *_TEXTS, "hits", "events", "streams", "data"})
 _REQUEST: Final = frozenset(
@@ -40,9 +41,12 @@ def _inside(record: Record, depth: int) -> Iterator[Record]:
         return
     inner = next((record[name] for name in _OBJECTS if isinstance(record.get(name), dict)), None)
     if inner is None:
-        texts = (record.get(name) for name in _TEXTS)
-        lines = (object_of(text) for text in texts if isinstance(text, str) and text.startswith("{"))
-        inner = next(filter(None, lines), None)
+        texts = [text for name in _TEXTS if isinstance(text := record.get(name), str)]
+        inner = next(filter(None, (object_of(text) for text in texts if text.startswith("{"))), None)
+        if inner is None and "asctime" not in record and (line := next((t for t in texts if _OF_VLLM in t), None)) is not None:
+            stamp = next((value for name in _TIMES if isinstance(value := record.get(name), str)), "")
+            yield {"vllm": f"{stamp} {line}"}
+            return
     if inner is not None:
         time = next((record[name] for name in _TIMES if record.get(name) is not None), None)
         yield inner if time is None or not set(_TIMES).isdisjoint(inner) else {"timestamp": time} | inner

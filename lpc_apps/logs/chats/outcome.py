@@ -26,10 +26,15 @@ STATUS: Final = (
 )
 """Fields of a status; a number, or text with it such as `503 Service Unavailable`."""
 FAILED: Final = frozenset(
-    {"failure", "failed", "error", "errored", "timeout", "timed_out", "rate_limited", "throttled", "rejected"}
+    {
+        *("failure", "failed", "fail", "error", "errored", "exception", "timeout", "timed_out"),
+        *("rate_limited", "throttled", "rejected", "blocked", "denied", "unauthorized", "forbidden"),
+    }
 )
 """Words of a status, an outcome or a state."""
-OUTCOMES: Final = {*STATUS, "state", "outcome", "result", "result_status", "llm_api_status"}
+OUTCOMES: Final = {*STATUS, "state", "outcome", "result", "llm_api_status", "response_type"}
+"""Fields of an outcome, as are those whose names end in OUTCOME and do not have the word cache."""
+OUTCOME: Final = ("_status", "_status_code", "_outcome")
 SUCCESS: Final = ("success", "ok", "is_ok", "is_success", "succeeded", "successful")
 """Fields that are false for a failed call."""
 FAILURE: Final = ("failed", "is_failed", "is_error", "has_error", "is_failure")
@@ -45,14 +50,17 @@ CACHED: Final = {
     *("upstream_cache_status", "helicone_cache", "cf_cache_status", "x_litellm_cache_hit", "was_cached", "response_source"),
     *("served_from_cache", "cached_response", "response_cached"),
 }
-_CACHED: Final = re.compile(r"cache_?(hit|status|result|state|outcome)$")
+_CACHED: Final = re.compile(r"cache_?(hit|status|result|state|outcome)$|(^|_)from_(\w+_)?cache$")
+SOURCES: Final = ("source", "served_by", "answered_by", "response_source")
+_FROM_CACHE: Final = re.compile(r"(\w+[ _-])?cached?$", re.IGNORECASE)
+"""Fields of what answered, and what they have if it was a cache."""
 _PREFIX_CACHE: Final = re.compile(r"prefix|prompt|kv|token")
 """Other names of such fields, and words in those of an engine's own prefix cache."""
 HITS: Final = ("true", "hit", "exact", "normalised", "semantic", "simple hit", "cache", "yes")
 """Beginnings of their values."""
 INSIDE: Final = (
     *("headers", "response_headers", "http", "cache", "properties", "metadata", "hidden_params", "attributes"),
-    *("status_fields", "additional_headers"),
+    *("status_fields", "additional_headers", "meta", "tags", "extra", "extra_fields", "cache_debug"),
 )
 """Objects in a record that may have these fields, also in one another; those in PREFIXED with its name in front."""
 OTHER_KINDS: Final = frozenset(
@@ -91,15 +99,16 @@ def refuse_uncomputed(*records: Mapping[str, Any], replied: bool) -> None:
         replied: whether there is a reply, so that an error is a note on a call that was computed.
     """
     for fields in (found for record in records for found in _with_inner(record)):
-        for name in fields.keys() & OUTCOMES:
+        for name in (name for name in fields if name in OUTCOMES or (name.endswith(OUTCOME) and "cache" not in name)):
             value = fields[name]
             value = first_of(value, "code", "status_code", "statusCode") if isinstance(value, dict) else value
             code = count_of(value)
+            has_code = name.startswith(STATUS) or name.endswith(OUTCOME)
             if (code is not None and 400 <= code < 1000) or (
-                isinstance(value, str) and (value.lower() in FAILED or (name in STATUS and _CODE.match(value)))
+                isinstance(value, str) and (value.lower() in FAILED or (has_code and _CODE.match(value)))
             ):
                 raise OtherRecord("failed call")
-        if any(fields.get(name) is False for name in SUCCESS) or any(fields.get(name) is True for name in FAILURE):
+        if any(_is(fields.get(name), False) for name in SUCCESS) or any(_is(fields.get(name), True) for name in FAILURE):
             raise OtherRecord("failed call")
         if not replied and (
             any(_says(fields.get(name)) for name in ERRORS)
@@ -115,6 +124,8 @@ def refuse_uncomputed(*records: Mapping[str, Any], replied: bool) -> None:
                 or (name.endswith("_hit") and value in (1, "1"))
             ):
                 raise OtherRecord("answered by a cache")
+        if any(isinstance(value := fields.get(name), str) and _FROM_CACHE.match(value) for name in SOURCES):
+            raise OtherRecord("answered by a cache")
         source = fields.get("cache_reference_id")  # of Helicone: the request whose answer was returned
         if isinstance(source, str) and source.strip("0-"):
             raise OtherRecord("answered by a cache")
@@ -153,7 +164,13 @@ def _is_cached(name: str) -> bool:
     return len(name) <= LONG_NAME and "cache" in name and _short_is_cached(name)
 
 
+def _is(value: object, expected: bool) -> bool:
+    return value is expected or (isinstance(value, str) and value.lower() == str(expected).lower())
+
+
 def _ended_in_error(response: Record) -> bool:
+    if response.get("finish_reason") == "error":
+        return True
     choices = response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     return first.get("finish_reason") == "error"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lpc_apps.simulator.kv_memory import GIB, KvMemory, Mark, Memory, kv_memory
-from lpc_apps.simulator.model_config import ModelConfigError
+from lpc_apps.simulator.model_forms import ModelConfigError
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -204,16 +204,48 @@ MINIMAX_M2 = {
 }
 
 
+BAMBA = LLAMA_8B | {
+    "model_type": "bamba",
+    "num_hidden_layers": 3,
+    "attn_layer_indices": [1],
+    "mamba_n_heads": 128,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+KIMI_LINEAR = {
+    "model_type": "kimi_linear",
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "hidden_size": 2304,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "linear_attn_config": {
+        "kda_layers": [1, 2, 3],
+        "full_attn_layers": [4],
+        "num_heads": 32,
+        "head_dim": 128,
+        "short_conv_kernel_size": 4,
+    },
+}
+OWN_LAYERS = LLAMA_8B | {"per_layer_config": {"03": {"num_key_value_heads": 16}, "30": {"head_dim": 256}}}
+
+
 @pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize(
     ("config", "per_token", "windows", "state"),
     [
+        (BAMBA, 4096, (), 2 * ((8192 + 2 * 128) * 3 * 2 + 128 * 64 * 128 * 2)),
+        (KIMI_LINEAR, 576 * 2, (), 3 * (3 * 32 * 128 * 3 * 2 + 32 * 128 * 128 * 4)),
+        (OWN_LAYERS, 34 * 4096, (), 0),
         (JAMBA, 4 * 4096, (), 28 * (8192 * 3 * 2 + 8192 * 16 * 2)),
         (FALCON_H1, 4 * 4096, (), 4 * ((1024 + 2 * 128) * 3 * 2 + 16 * 64 * 128 * 2)),
         (STEP, 2 * 8 * 128 * 2, ((512, 3 * 2 * 4 * 64 * 2),), 0),
         (MINIMAX_M2, 62 * 4096, (), 0),
     ],
-    ids=["Jamba", "Falcon-H1", "Step-3.5-Flash", "MiniMax-M2"],
+    ids=["Bamba", "Kimi-Linear", "layers of their own", "Jamba", "Falcon-H1", "Step-3.5-Flash", "MiniMax-M2"],
 )
 def test_models_that_name_their_layers_by_other_keys(
     config: Any, per_token: int, windows: Any, state: int, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -232,6 +264,10 @@ def test_models_that_name_their_layers_by_other_keys(
         LLAMA_8B | {"model_type": "bailing_moe_linear", "layer_group_size": 5},
         JAMBA | {"attn_layer_offset": 8},
         MINIMAX_M2 | {"attn_type_list": [0] + [1] * 61},
+        LLAMA_8B | {"per_layer_config": {"3": {"skip": ["attention"]}}},
+        LLAMA_8B | {"per_layer_config": {"3": {"sliding_window": 512}}},
+        LLAMA_8B | {"model_type": "nemotron_h", "hybrid_override_pattern": "MX*", "mamba_num_heads": 8, "mamba_head_dim": 8},
+        LLAMA_8B | {"per_layer_config": {"full_attention": {"head_dim": 256}}},
     ],
 )
 def test_layers_that_are_told_by_unknown_keys_are_refused(config: Any, tmp_path: Path) -> None:
@@ -278,11 +314,12 @@ def test_the_checkpoint_of_a_model_with_images_names_the_numbers_of_its_cache(tm
 @pytest.mark.parametrize(
     "more",
     [
-        {"model_type": "minicpm3", "kv_lora_rank": 256, "qk_rope_head_dim": 32},
+        {"model_type": "other", "kv_lora_rank": 256, "qk_rope_head_dim": 32},
         {"model_type": "ouro", "total_ut_steps": 4},
         {"model_type": "iquestloopcoder", "loop_num": 2},
         {"model_type": "hunyuan", "use_cla": True},
-        {"model_type": "mimo_v2_flash", "hybrid_layer_pattern": [0, 1], "swa_num_key_value_heads": 4},
+        {"model_type": "mimo_v2_flash", "swa_num_key_value_heads": 4},
+        {"model_type": "mimo", "hybrid_layer_pattern": [0, 1], "swa_num_key_value_heads": 4},
         {"model_type": "plamo3", "window_size": 2048},
         {"model_type": "deci", "num_key_value_heads_per_layer": [4] * 32},
         {"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}},
