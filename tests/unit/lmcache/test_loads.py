@@ -1,5 +1,6 @@
 """What LMCache's node loads for a look-up: learned from its events, all or nothing, and all until it is measured."""
 
+import math
 import random
 
 import pytest
@@ -21,11 +22,11 @@ class Node:
         self.loads = Loads(clock=lambda: self.now)
         self.count = 0
 
-    def request(self, missing: int, stored: int, *, queued_s: float = 0.0) -> bool:
+    def request(self, missing: int, stored: int, *, queued_s: float = 0.0, after_s: float = 1.0) -> bool:
         """Serve a request of which the node has ``stored`` of ``missing`` tokens; return whether it was to load."""
         self.count += 1
         name, loads = f"r{self.count}", self.loads
-        self.now += 1.0
+        self.now += after_s
         chosen = loads.should_load(name, missing)
         hit = stored if chosen else 0
         if hit:
@@ -85,7 +86,7 @@ def test_time_in_the_engines_queue_is_not_prefill_and_workers_count_once(workers
     node = Node(token_s=3 * PREFILL_S, workers=workers)
     draw = random.Random(4)
     for _ in range(40):
-        node.request(4096, 0, queued_s=draw.choice([0.0, 0.0, 0.5, 3.0]))
+        node.request(4096, 0, queued_s=draw.choice([0.0, 0.2, 0.5, 3.0]))
         node.request(2048, 2048)
     assert node.loads.prefill_s == pytest.approx(PREFILL_S, rel=0.01)
     assert not node.request(4096, 4096)
@@ -100,6 +101,15 @@ def test_a_declined_tier_is_tried_again_and_used_once_it_is_fast() -> None:
     tried = [node.request(4096, 4096) for _ in range(40 * PROBE_AFTER)]
     assert not any(tried[: PROBE_AFTER - 1])
     assert all(tried[-PROBE_AFTER:])
+
+
+def test_a_part_is_never_chosen() -> None:
+    node = Node(token_s=1.5 * PREFILL_S)
+    node.learn()
+    for _ in range(400):
+        node.request(16_384, 0)
+        node.request(16_384, 16_384, after_s=0.1)
+    assert node.loads.choice.chosen["loaded"] and not node.loads.choice.chosen["part"]
 
 
 def test_a_prompt_that_the_engine_has_is_not_decided() -> None:
@@ -135,11 +145,17 @@ def test_events_out_of_order_of_unknown_requests_and_failed_copies_teach_nothing
 
 
 def test_the_oldest_of_requests_that_never_end_are_forgotten() -> None:
-    loads = Node().loads
-    for at in range(MOST_REQUESTS + 1):
-        loads.should_load(f"{at}", 512)
-    for name, measured in (("0", 0), ("1", 1), (f"{MOST_REQUESTS}", 2)):
-        loads.looked_up(name, 512, 0)
-        loads.copying(name, "0")
-        loads.copied(name, "0", 512)
-        assert loads.choice.transfers.measured == measured
+    node = Node()
+    for at in range(MOST_REQUESTS + MEASURED_PREFILLS):
+        node.loads.should_load(f"{at}", 512)
+
+    def serve(first: int) -> float:
+        for at in range(first, first + MEASURED_PREFILLS):
+            node.loads.looked_up(f"{at}", 0, 512)
+            node.now += 512 * PREFILL_S
+            node.loads.storing(f"{at}", "0")
+            node.loads.stored(f"{at}", "0", 512)
+        return node.loads.prefill_s
+
+    assert serve(0) == math.inf
+    assert serve(MOST_REQUESTS) == pytest.approx(PREFILL_S)
