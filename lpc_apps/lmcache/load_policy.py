@@ -40,7 +40,8 @@ class LoadOrRecompute(KVLoadPolicy):  # type: ignore[misc]  # mypy runs where LM
         if self.loads is None:
             return True
         try:
-            computed = int(asked.get("lmcache.hint.engine_computed_tokens", 0)) // ctx.chunk_size * ctx.chunk_size
+            hint = asked.get("lmcache.hint.engine_computed_tokens")
+            computed = max(hint, 0) // ctx.chunk_size * ctx.chunk_size if isinstance(hint, int) else 0
             return self.loads.should_load(ctx.request_id, ctx.num_lookup_tokens - computed)
         except Exception as error:
             self._give_up(type(error).__name__)
