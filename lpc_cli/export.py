@@ -94,7 +94,7 @@ def _trace(log: Sequence[Path], log_format: str | None, rate: float | None, to: 
 
     with open_log(log, log_format, rate=rate) as opened:
         trace = opened.with_times().trace()
-        form = form or ("mooncake" if opened.format == "mooncake" else "qwen")
+        form = form or ("qwen" if opened.has_names else "mooncake")
     with writing_output(to) as file:
         for record in anonymous(trace, form):
             file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")

@@ -162,8 +162,8 @@ def explained(
         _show(found, figures, show_text=show_text)
         if found.repairs is not None:
             show_repair(figures["repair"])
-    if log.format == NAMELESS:
-        note(NO_CAUSES)
+    if not log.has_names:
+        note(NO_CAUSES.format(log.format))
     return {**figures, "log": reading}
 
 
@@ -174,8 +174,10 @@ def causes_of(log: "Log") -> dict[str, Any]:
     """
     from lpc_apps.logs.formats import CONVERSATIONS
 
-    if log.format in (NAMELESS, CONVERSATIONS):
-        return {"note": NO_CAUSES if log.format == NAMELESS else "the log has no times, so its prompts have no order"}
+    if log.format == CONVERSATIONS:
+        return {"note": "the log has no times, so its prompts have no order"}
+    if not log.has_names:
+        return {"note": NO_CAUSES.format(log.format)}
     found, _ = _of_text(log, None) if log.has_text else _of_hashes(log)
     return {**_figures(found, show_text=False), "note": None}
 
@@ -208,9 +210,7 @@ class Found:
         return list(seen.values())
 
 
-NAMELESS: Final = "mooncake"
-"""Format with hashes of prompts only, and without conversations."""
-NO_CAUSES: Final = f"the format {NAMELESS} has no names of conversations, so no cause can be named"
+NO_CAUSES: Final = "the format {} has no names of conversations, so no cause can be named"
 
 
 def _of_hashes(log: "Log") -> "tuple[Found, dict[str, Any]]":
@@ -218,7 +218,7 @@ def _of_hashes(log: "Log") -> "tuple[Found, dict[str, Any]]":
 
     trace = log.trace()
     with progress(SEARCH, 1, "logs"):
-        found = analyse_hashes(trace, is_named=log.format != NAMELESS, decodes=trace.decodes)
+        found = analyse_hashes(trace, is_named=log.has_names, decodes=trace.decodes)
     return Found({"": found}), trace.reading()
 
 

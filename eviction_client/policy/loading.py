@@ -73,7 +73,7 @@ class LoadOrCompute:
         self._requests = self._prefills = self._loads = self._transferred = 0.0
         """Decaying sums: requests and their seconds of prefill, loads and their seconds of transfer."""
 
-    def choose(self, found: int, missing: int, *, waiting: int, arrived: float | None = None) -> int:
+    def choose(self, found: int, missing: int, *, waiting: int, arrived: float | None = None, whole: bool = False) -> int:
         """Return how many tokens a request loads that is next to be served.
 
         Args:
@@ -81,9 +81,10 @@ class LoadOrCompute:
             missing: prompt tokens that the pool lacks, ``found`` included.
             waiting: requests that wait behind it.
             arrived: when the request arrived; None: now.
+            whole: the tier loads all or nothing.
         """
         now = self._clock()
-        tokens = self._cheapest(found, missing, waiting, now) if found > 0 else 0
+        tokens = self._cheapest(found, missing, waiting, now, whole=whole) if found > 0 else 0
         transfers, prefill_s = self.transfers, self._prefill_s()
         if transfers.measured >= MEASURED_LOADS:
             at = now if arrived is None else arrived
@@ -113,15 +114,15 @@ class LoadOrCompute:
         self._loads += 1.0
         self._transferred += self.transfers.seconds(tokens)
 
-    def end(self, load: Hashable) -> None:
-        """Called when a load is done."""
+    def end(self, load: Hashable, measured: tuple[int, float] | None = None) -> None:
+        """Called when a load is done. ``measured``: its tokens and seconds, if the tier measures them."""
         begun = self._pending.get(load)
         if begun is None:
             return
         self.drop(load)
         now = self._clock()
         tokens, at = begun
-        self.transfers.add(tokens, now - max(at, self._loaded_at))
+        self.transfers.add(*(measured or (tokens, now - max(at, self._loaded_at))))
         self._loaded_at = now
 
     def drop(self, load: Hashable) -> None:
@@ -130,14 +131,14 @@ class LoadOrCompute:
         if begun is not None:
             self._pending_tokens -= begun[0]
 
-    def _cheapest(self, found: int, missing: int, waiting: int, now: float) -> int:
+    def _cheapest(self, found: int, missing: int, waiting: int, now: float, *, whole: bool) -> int:
         """Return the tokens to load at the least cost."""
         if self.transfers.measured < MEASURED_LOADS:
             return found
         if self._computed >= PROBE_AFTER and not self._pending and now - self._loaded_at >= PROBE_S:
             self._computed = 0
             self.transfers.discount()
-            return min(found, PROBE_TOKENS)
+            return found if whole else min(found, PROBE_TOKENS)
         self._average()
         fixed, per_token, prefill_s = self.transfers.fixed_s, self.transfers.token_s, self._prefill_s()
         past = max(self._averaged_s, LEAST_AVERAGED_S)
@@ -157,7 +158,7 @@ class LoadOrCompute:
 
         choices = [float(found), 0.0]
         curvature = later_loads * per_token**2 + later * prefill_s**2
-        if curvature > 0.0:
+        if curvature > 0.0 and not whole:
             saves = prefill_s * (1 + waiting + later * (backlog + missing * prefill_s))
             takes = per_token * (1 + loads + later_loads * (before + fixed))
             best = (saves - takes) / curvature

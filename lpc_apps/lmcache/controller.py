@@ -1,4 +1,4 @@
-"""The controller inside LMCache's coordinator: passes its events to the service. The only module that uses LMCache's classes.
+"""The controller inside LMCache's coordinator: passes its events to the service.
 
     lmcache coordinator --extra-config '{"controller_packages": ["lpc_apps.lmcache.controller"]}'
 

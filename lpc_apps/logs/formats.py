@@ -9,7 +9,7 @@ from lpc.errors import UsageError
 from lpc_apps.logs.chats import Reader, bedrock, chat, har, langfuse, litellm, nginx, otel, runs, vertex, vllm, wildchat
 from lpc_apps.logs.datasets import conversations
 from lpc_apps.logs.records import Record, WrongRecord
-from lpc_apps.logs.traces import qwen
+from lpc_apps.logs.traces import lmcache, qwen
 from lpc_apps.logs.traces.agents import ACTIVE_SESSIONS, is_archive, read_agent_sessions
 from lpc_apps.logs.traces.aiperf import is_aiperf, read_aiperf
 from lpc_apps.logs.traces.chat import read_chat
@@ -35,6 +35,7 @@ class Format:
         trace: reader of a trace without text, or of a sample of it.
         sessions: reader of sessions without a common clock; its arguments are as in `open_trace`.
         unit: the unit of its times, in words.
+        named: whether the log has the conversations of its requests; False: they are recovered from hashes.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Format:
     trace: Callable[[Path, Sample], Trace] | None = None
     sessions: Callable[[Path, int, int], Trace] | None = None
     unit: str = "numbers below 100,000,000,000 are seconds"
+    named: bool = True
 
     def keeps(self, record: Record) -> bool:
         """Return whether the reader keeps a record of this shape."""
@@ -102,6 +104,7 @@ _LIST: Final = (
         check=check_ids,
         trace=read_mooncake,
         unit="`timestamp` is milliseconds",
+        named=False,
     ),
     Format(
         "vllm",
@@ -142,6 +145,17 @@ _LIST: Final = (
         "`run_type`; `op_name`; an `event` of `$ai_`; spans with `span_kind` or `meta`; `ai`; `RequestMessages`",
         runs.has_shape,
         chats=Reader(runs.read),
+    ),
+    Format(
+        "lmcache",
+        "JSON of a collector",
+        "spans of LMCache's [token trace](#lmcache), one per look-up",
+        "a span `mp.request.trace`, or with `lmcache.input_ids`",
+        lmcache.has_shape,
+        check=lmcache.check,
+        trace=lmcache.read_lmcache,
+        unit="`startTimeUnixNano` is nanoseconds",
+        named=False,
     ),
     Format(
         "otel",

@@ -44,6 +44,11 @@ class Log:
         """Whether the log has the messages of requests with times: `requests` works."""
         return self.format in WITH_TEXT
 
+    @property
+    def has_names(self) -> bool:
+        """Whether the log has the conversations of its requests; else they are recovered from the blocks of prompts."""
+        return FORMATS[self.format].named
+
     def requests(self, skipped: Skipped) -> Iterator[tuple[str, LoggedRequest]]:
         """Yield place and contents of the requests, in the order of the files, which may not be that of time.
 

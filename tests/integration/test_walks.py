@@ -40,6 +40,7 @@ FORMATS: Final = (
     "har",
     "langfuse",
     "litellm",
+    "lmcache",
     "nginx",
     "otel",
     "runs",

@@ -4,16 +4,17 @@ Collected only by `make test-lmcache`.
 """
 
 import os
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from testing.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node, program
-from testing.processes import RedisServer, Sidecar
+from testing.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node, environment, program
+from testing.processes import RedisServer, Server, Sidecar, free_port
 from tests.tuned import command
 
 if "LPC_TEST_LMCACHE" not in os.environ:
@@ -32,6 +33,22 @@ class Stack(NamedTuple):
     coordinator: Coordinator
     node: Node
     engine: Engine
+    spans: Path
+    """Spans of the node, as a collector writes them; empty: this LMCache has no token trace."""
+
+
+class Collector(Server):
+    """`collector.py` as a process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port, self.file = free_port(), folder / "spans.jsonl"
+        script = Path(__file__).with_name("collector.py")
+        super().__init__(folder / "collector.log", [program(), str(script), str(self.port), str(self.file)], environment())
+
+    def _serves(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +64,7 @@ def _record_version(record_property: Callable[[str, object], None], lmcache_vers
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory, lmcache_version: str) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("lmcache")
     models = Path(os.environ.get("LPC_TEST_MODELS", "models")).absolute()
     with ExitStack() as running:
@@ -62,8 +79,19 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 lmcache_tokenizer=folder / "model",
             )
         )
+        spans, options = Path(), list[str]()
+        if not lmcache_version.startswith("0.5.6"):
+            collector = running.enter_context(Collector(folder))
+            spans = collector.file
+            options = ["--enable-token-trace", "--otlp-endpoint", f"http://127.0.0.1:{collector.port}"]
         node = running.enter_context(
-            Node(folder, coordinator.url, memory=CHUNKS * CHUNK_BYTES, disk_bytes_per_s=CHUNK_BYTES / 0.005)
+            Node(
+                folder,
+                coordinator.url,
+                memory=CHUNKS * CHUNK_BYTES,
+                disk_bytes_per_s=CHUNK_BYTES / 0.005,
+                options=options,
+            )
         )
         engine = running.enter_context(
             Engine(
@@ -73,4 +101,4 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 predictor_address=sidecar.address,
             )
         )
-        yield Stack(sidecar, redis, coordinator, node, engine)
+        yield Stack(sidecar, redis, coordinator, node, engine, spans)

@@ -58,6 +58,28 @@ def test_where_requests_wait_a_slower_load_pays_first_of_a_part() -> None:
     assert engine.chooser.chosen == {"loaded": 1, "part": 1, "computed": 2}
 
 
+def test_a_tier_that_loads_all_or_nothing_loads_no_part() -> None:
+    engine = Engine(3 * PREFILL_S)
+    chosen = [engine.chooser.choose(8000, 10_000, waiting=waiting, whole=True) for waiting in (0, 3, 8)]
+    assert chosen == [0, 8000, 8000] or chosen == [0, 0, 8000]
+    assert engine.chooser.chosen["part"] == 0
+    engine.chooser.computes(1)
+    for _ in range(PROBE_AFTER):
+        assert engine.chooser.choose(8000, 10_000, waiting=0, whole=True) == 0
+    engine.now += PROBE_S
+    assert engine.chooser.choose(8000, 10_000, waiting=0, whole=True) == 8000, "a probe loads all as well"
+
+
+def test_a_load_that_its_tier_has_measured_counts_as_measured() -> None:
+    engine = Engine(PREFILL_S)
+    for number in range(20 * MEASURED_LOADS):
+        engine.chooser.begin(number, 999)
+        engine.now += 1000.0
+        engine.chooser.end(number, (tokens := 1000 * (1 + number % 3), 0.2 + tokens * 1e-6))
+    transfers = engine.chooser.transfers
+    assert (transfers.fixed_s, transfers.token_s) == (pytest.approx(0.2, rel=0.1), pytest.approx(1e-6, abs=1e-6))
+
+
 def test_the_time_of_a_short_load_makes_it_dear() -> None:
     engine = Engine(0.1 * PREFILL_S, load_s=0.05)
     assert engine.choose(found=100, missing=200) == 0

@@ -20,6 +20,7 @@ from lpc_apps.logs.log import open_log
 from lpc_apps.logs.records import Skipped, TraceError
 from lpc_apps.logs.traces.block_size import block_tokens_of
 from lpc_apps.simulator.conversation_log import read_conversations
+from tests.unit import test_token_traces as tokens
 from tests.unit.test_chat_logs import FORMS, chat, collector, otel, span, user, written
 from tests.unit.test_traces import mooncake, qwen
 
@@ -37,6 +38,7 @@ RECORDS: dict[str, tuple[str, Callable[[int], Json | str | bytes]]] = {
     "mooncake": ("mooncake", lambda turn: mooncake(turn, *range(turn + 1))),
     "aiperf": ("aiperf", lambda turn: {"session_id": "a", "input_length": 300, "output_length": 9, "timestamp": turn}),
     "qwen": ("qwen", lambda turn: qwen(turn, turn)),
+    "lmcache": ("lmcache", lambda turn: tokens.line(tokens.other(turn), tokens.span(turn, [7] * 40, f"r{turn}"))),
     "vllm": (
         "vllm",
         lambda turn: (

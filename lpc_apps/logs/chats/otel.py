@@ -76,7 +76,7 @@ def has_shape(record: Record) -> bool:
 def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
     """Yield the requests of a line; a span that is not a chat as OtherRecord. Raises WrongRecord."""
     count = 0
-    for span in _calls(_spans(record)):
+    for span in _calls(spans_of(record)):
         count += 1
         try:
             yield _request(span)
@@ -86,13 +86,14 @@ def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
         raise OtherRecord("no span")
 
 
-def _spans(record: Record) -> Iterator[Record]:
+def spans_of(record: Record) -> Iterator[Record]:
+    """Yield the spans of a record: of a line of the collector, of an export, or itself."""
     inside = [record[name] for name in _LEVELS if isinstance(record.get(name), list)]
     if any(name.startswith(_COLUMN) for name in record):  # a row of a table
         found = {name.removeprefix(_COLUMN): value for name, value in record.items() if name.startswith(_COLUMN)}
         yield {name.removeprefix("context."): value for name, value in record.items()} | {"attributes": found}
     elif inner := next((record[name] for name in ("trace", "data") if isinstance(record.get(name), dict)), None):
-        yield from _spans(inner)
+        yield from spans_of(inner)
     elif not inside:
         if not any(isinstance(record.get(name), dict) for name in ("resource", "scope")) or "attributes" in record:
             yield _of_tags(record) if "tags" in record and "attributes" not in record else _of_clickhouse(record)
@@ -100,7 +101,7 @@ def _spans(record: Record) -> Iterator[Record]:
     for items in inside:
         for item in items:
             if isinstance(item, dict):
-                yield from _spans(item)
+                yield from spans_of(item)
 
 
 def _of_tags(span: Record) -> Record:
@@ -213,7 +214,7 @@ def _request(span: Record) -> LoggedRequest:
     names = ("prompt_tokens", "input_tokens", "completion_tokens", "output_tokens")
     input_tokens, output_tokens = tokens_of({name: usage.get(name) for name in names})
     return LoggedRequest(
-        moment(_start(span)),
+        moment(start_of(span)),
         prompt.messages,
         prompt.tools,
         reply,
@@ -241,7 +242,8 @@ def _response(found: Record) -> str:
     return "" if name is None else f"response:{name}"
 
 
-def _start(span: Record) -> object:
+def start_of(span: Record) -> object:
+    """Return the time at which a span or a log record begins, as it is written; None: unknown."""
     names = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "start_timestamp", "timeUnixNano")
     # OTLP: 0 means that the time is unknown.
     known = {name: value for name, value in span.items() if value not in (0, "0")}

@@ -23,6 +23,7 @@ threshold from 8 to 32 moves that number by less than 1%.
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -52,13 +53,14 @@ SHARED_AFTER: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class Nameless:
+    """A request without the name of its conversation. ``blocks``: chained ids, of which the first ``full`` are full blocks."""
+
     arrival: float
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...]
     full: int
-    """Number of the blocks without a partial last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +83,21 @@ def read_mooncake(path: Path, sample: Sample = WHOLE) -> Trace:
 
     check = sample.checker(lambda: (found for _, found in read_records(path, lambda one: [blocks(one)], Skipped())))
 
-    def parse(record: dict[str, Any]) -> _Line:
+    def parse(record: dict[str, Any]) -> Nameless:
         prompt = blocks(record)
         check(prompt)
         arrival, input_tokens, output_tokens = _lengths(record)
-        return _Line(arrival, input_tokens, output_tokens, ids.chain(prompt), min(input_tokens // size, len(prompt)))
+        return Nameless(arrival, input_tokens, output_tokens, ids.chain(prompt), min(input_tokens // size, len(prompt)))
 
     lines = read_lines(path, parse, skipped, lambda line: (line.arrival,))
-    first = lines[0].arrival
-    if EPOCH_S[0] <= first * 1000 < EPOCH_S[1]:
+    if EPOCH_S[0] <= lines[0].arrival * 1000 < EPOCH_S[1]:
         raise TraceError(f"the timestamps of {path} look like seconds since the epoch: the format has milliseconds")
+    return Trace(path.name, size, requests_of(lines), decodes=False, skipped=skipped)
+
+
+def requests_of(lines: Sequence[Nameless]) -> list[TracedRequest]:
+    """Return requests, at least one and in order of arrival, with the conversations that their blocks show."""
+    first = lines[0].arrival
     conversations = _Conversations()
     requests = []
     for _, together in groupby(lines, key=lambda line: line.arrival):
@@ -107,7 +114,7 @@ def read_mooncake(path: Path, sample: Sample = WHOLE) -> Trace:
             )
             for line, place in conversations.add(list(together))
         ]
-    return Trace(path.name, size, requests, decodes=False, skipped=skipped)
+    return requests
 
 
 class _Conversations:
@@ -126,7 +133,7 @@ class _Conversations:
         """Different followers of a block, without the first one."""
         self._count = 0
 
-    def add(self, lines: list[_Line]) -> list[tuple[_Line, _Place]]:
+    def add(self, lines: list[Nameless]) -> list[tuple[Nameless, _Place]]:
         """Return the conversation and turn of each request of the next instant."""
         placed = [(line, self._place(line)) for line in lines]
         for line, place in placed:
@@ -150,7 +157,7 @@ class _Conversations:
             self._seen[block] = True
         self._ends.add(blocks[-1])
 
-    def _place(self, line: _Line) -> _Place:
+    def _place(self, line: Nameless) -> _Place:
         linkable = line.full > 0 and not self._shared(line.blocks[line.full - 1])
         for block in reversed(line.blocks[: min(self._known(line.blocks), line.full)]):
             if self._shared(block):
