@@ -49,19 +49,22 @@ class LoadOrCompute:
     """Chooses how much a request loads. One for each tier, in the engine's thread; every call takes O(1).
 
     Args:
-        prefill_s: returns the seconds that the engine takes per prompt token, > 0.
+        prefill_s: returns the seconds that the engine takes per prompt token, > 0; None: not known yet, so all is loaded.
         clock: seconds; never goes back.
+        parts: whether a part may be loaded of what the tier has; else all or nothing.
 
     Attributes:
         chosen: requests whose prefix in the tier was loaded (``loaded``), loaded in part (``part``) or computed (``computed``).
+        prefill_s, parts: the arguments.
     """
 
-    def __init__(self, *, prefill_s: Callable[[], float], clock: Callable[[], float]) -> None:
+    def __init__(self, *, prefill_s: Callable[[], float | None], clock: Callable[[], float], parts: bool = True) -> None:
         self.chosen = {"loaded": 0, "part": 0, "computed": 0}
         self.transfers = Transfers()
         self.stock = StockGhost()
-        self._prefill_s = prefill_s
+        self.prefill_s = prefill_s
         self._clock = clock
+        self.parts = parts
         self._pending: dict[Hashable, tuple[int, float]] = {}
         """Tokens and start of the loads under way, the oldest first."""
         self._pending_tokens = 0
@@ -73,6 +76,11 @@ class LoadOrCompute:
         self._requests = self._prefills = self._loads = self._transferred = 0.0
         """Decaying sums: requests and their seconds of prefill, loads and their seconds of transfer."""
 
+    @property
+    def loads_all(self) -> bool:
+        """Whether everything is loaded, because too little is measured, or because the choices have lost to that."""
+        return self._seconds() is None or self.stock.in_force
+
     def choose(self, found: int, missing: int, *, waiting: int, arrived: float | None = None) -> int:
         """Return how many tokens a request loads that is next to be served.
 
@@ -83,12 +91,11 @@ class LoadOrCompute:
             arrived: when the request arrived; None: now.
         """
         now = self._clock()
-        tokens = self._cheapest(found, missing, waiting, now) if found > 0 else 0
-        transfers, prefill_s = self.transfers, self._prefill_s()
-        if transfers.measured >= MEASURED_LOADS:
-            at = now if arrived is None else arrived
-            seconds = transfers.fixed_s, transfers.token_s, prefill_s
-            self.stock.add(at, now, found, tokens, missing, seconds)
+        tokens, seconds = found, self._seconds()
+        if seconds is not None:
+            if found > 0:
+                tokens = self._cheapest(found, missing, waiting, now, seconds)
+            self.stock.add(now if arrived is None else arrived, now, found, tokens, missing, seconds)
             if self.stock.in_force:
                 tokens = found
         if found > 0:
@@ -100,7 +107,7 @@ class LoadOrCompute:
         """Called when a request begins to compute this many prompt tokens."""
         self._average()
         self._requests += 1.0
-        self._prefills += tokens * self._prefill_s()
+        self._prefills += tokens * (self.prefill_s() or 0.0)
 
     def begin(self, load: Hashable, tokens: int) -> None:
         """Called when a load begins."""
@@ -113,16 +120,20 @@ class LoadOrCompute:
         self._loads += 1.0
         self._transferred += self.transfers.seconds(tokens)
 
-    def end(self, load: Hashable) -> None:
-        """Called when a load is done."""
+    def end(self, load: Hashable, seconds: float | None = None) -> None:
+        """Called when a load is done. ``seconds``: of its transfer; None: since it began, or since the load before it."""
         begun = self._pending.get(load)
         if begun is None:
             return
         self.drop(load)
         now = self._clock()
         tokens, at = begun
-        self.transfers.add(tokens, now - max(at, self._loaded_at))
+        self.transfers.add(tokens, now - max(at, self._loaded_at) if seconds is None else seconds)
         self._loaded_at = now
+
+    def under_way(self, load: Hashable) -> int:
+        """Return the tokens of a load that has begun, 0 if there is none."""
+        return self._pending.get(load, (0, 0.0))[0]
 
     def drop(self, load: Hashable) -> None:
         """Called when a load failed, or its request has ended."""
@@ -130,16 +141,21 @@ class LoadOrCompute:
         if begun is not None:
             self._pending_tokens -= begun[0]
 
-    def _cheapest(self, found: int, missing: int, waiting: int, now: float) -> int:
-        """Return the tokens to load at the least cost."""
-        if self.transfers.measured < MEASURED_LOADS:
-            return found
+    def _seconds(self) -> tuple[float, float, float] | None:
+        """Return the seconds per load, per token loaded and per token computed; None: too little is measured."""
+        prefill_s = self.prefill_s()
+        if prefill_s is None or self.transfers.measured < MEASURED_LOADS:
+            return None
+        return self.transfers.fixed_s, self.transfers.token_s, prefill_s
+
+    def _cheapest(self, found: int, missing: int, waiting: int, now: float, seconds: tuple[float, float, float]) -> int:
+        """Return the tokens to load at the least cost. ``seconds``: as :meth:`_seconds` returns."""
         if self._computed >= PROBE_AFTER and not self._pending and now - self._loaded_at >= PROBE_S:
             self._computed = 0
             self.transfers.discount()
-            return min(found, PROBE_TOKENS)
+            return min(found, PROBE_TOKENS) if self.parts else found
         self._average()
-        fixed, per_token, prefill_s = self.transfers.fixed_s, self.transfers.token_s, self._prefill_s()
+        fixed, per_token, prefill_s = seconds
         past = max(self._averaged_s, LEAST_AVERAGED_S)
         later = self._requests / past / (1.0 - min(self._prefills / past, MOST_LOAD))
         later_loads = self._loads / past / (1.0 - min(self._transferred / past, MOST_LOAD))
@@ -157,7 +173,7 @@ class LoadOrCompute:
 
         choices = [float(found), 0.0]
         curvature = later_loads * per_token**2 + later * prefill_s**2
-        if curvature > 0.0:
+        if curvature > 0.0 and self.parts:
             saves = prefill_s * (1 + waiting + later * (backlog + missing * prefill_s))
             takes = per_token * (1 + loads + later_loads * (before + fixed))
             best = (saves - takes) / curvature
@@ -227,12 +243,13 @@ class StockGhost:
 
     Attributes:
         lost: seconds.
+        gained: seconds that the choices have won from stock in all, without decay. Below 0: lost.
         in_force: whether everything is loaded.
         times: how often stock was put in force.
     """
 
     def __init__(self) -> None:
-        self.lost = 0.0
+        self.lost = self.gained = 0.0
         self.in_force = False
         self.times = 0
         self._at = -math.inf
@@ -250,6 +267,7 @@ class StockGhost:
         ours = self.serve(self._ours, arrived, chosen, missing, seconds)
         stock = self.serve(self._stocks, arrived, found, missing, seconds)
         self.lost += ours - stock
+        self.gained += stock - ours
         if self.in_force:
             if self.lost <= 0.0:
                 self.in_force = False
