@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 START_SPEED: Final = 10_000.0
-"""Assumed prompt tokens per second before the first measurement."""
+"""Assumed prompt tokens per second before the first measurement, with the weight of one second."""
 LEAST_SPEED: Final = 100.0
 MOST_SPEED: Final = 1_000_000.0
 HALF_LIFE_S: Final = 60.0
@@ -62,16 +62,11 @@ class PrefillSpeed:
 
     Args:
         every: the engine computes prompts in one of this many steps, while others decode.
-        start_s: weight of the assumed speed, seconds; 0: there is no speed before the first measurement.
-
-    Attributes:
-        measured: steps measured.
     """
 
-    def __init__(self, every: int = 1, *, start_s: float = 1.0) -> None:
-        self.measured = 0
-        self._tokens = start_s * START_SPEED
-        self._seconds = start_s
+    def __init__(self, every: int = 1) -> None:
+        self._tokens = START_SPEED
+        self._seconds = 1.0
         self._between = every - 1
         self._held: list[float] = []
         """Seconds of the steps since the last prompt in which prompts were held back."""
@@ -90,7 +85,6 @@ class PrefillSpeed:
             return
         seconds += sum(self._held)
         self._held.clear()
-        self.measured += 1
         kept = 0.5 ** (seconds / HALF_LIFE_S)
         self._tokens = kept * self._tokens + tokens
         self._seconds = kept * self._seconds + seconds

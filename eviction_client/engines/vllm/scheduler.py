@@ -151,7 +151,8 @@ def _load_or_compute(scheduler: Any, plugin: Plugin, settings: ClientSettings) -
         return loads.attach(scheduler, plugin)
     except Exception as error:
         logger.warning(
-            "learned prefix cache: vLLM %s loads all that its CPU offload tier has: %s: %s", RELEASE, type(error).__name__, error
+            "learned prefix cache: vLLM %s loads all that its CPU offload tier has: %s: %s",
+            *(RELEASE, type(error).__name__, error),
         )
         return []
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from eviction_client.plugin import Plugin
-from eviction_client.policy.loading import LoadOrCompute
-from eviction_client.schedule.prefill import PrefillSpeed
+from eviction_client.policy.loading import LoadOrCompute, TimeByTokens
+from eviction_client.schedule.prefill import LONGEST_STEP_S
 
 MEASURED_STEPS: Final = 16
 """Steps with prompts to measure before the first choice."""
@@ -75,10 +75,14 @@ def _offloading(connector: Any) -> Iterator[Any]:
 
 
 class StepTimes:
-    """Measures an engine's prefill by its steps, with all that they do besides. Raises nothing into them."""
+    """Measures an engine's prefill by its steps. Raises nothing into them.
+
+    Attributes:
+        times: of the steps with prompts, by their prompt tokens.
+    """
 
     def __init__(self, scheduler: Any, plugin: Plugin) -> None:
-        self._speed = PrefillSpeed(start_s=0.0)
+        self.times = TimeByTokens()
         self._plugin = plugin
         self._begun: dict[int, tuple[float, int]] = {}
         """When each step in flight was scheduled, and its prompt tokens, by the identity of its output."""
@@ -89,8 +93,8 @@ class StepTimes:
         scheduler.update_from_output = self.update_from_output
 
     def prefill_s(self) -> float | None:
-        """Return the seconds per prompt token; None: too few steps have been measured."""
-        return 1.0 / self._speed.tokens_per_s if self._speed.measured >= MEASURED_STEPS else None
+        """Return the seconds per prompt token, rather too many than too few; None: too few steps have been measured."""
+        return self.times.most_token_s or None if self.times.measured >= MEASURED_STEPS else None
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """``Scheduler.schedule``."""
@@ -114,7 +118,9 @@ class StepTimes:
         begun = self._begun.pop(id(scheduler_output), None)
         if begun is not None:
             at, tokens = begun
-            self._speed.note(tokens, now - max(at, self._ended_at))
+            seconds = now - max(at, self._ended_at)
+            if 0.0 < seconds <= LONGEST_STEP_S:  # longer: the engine was paused
+                self.times.add(tokens, seconds)
         self._ended_at = now
         return self._stock_update(scheduler_output, *args, **kwargs)
 
@@ -220,9 +226,7 @@ class TierLoads:
     def _arrives(self, _: LoadOrCompute, request: Any) -> None:
         self._asked[request.request_id] = _Asked(self._plugin.now_or_latest())
 
-    def _decides(
-        self, chooser: LoadOrCompute, request: Any, pool: int, found: int | None, between_steps: bool
-    ) -> float | None:
+    def _decides(self, chooser: LoadOrCompute, request: Any, pool: int, found: int | None, between_steps: bool) -> float | None:
         """Return how much to load at most; None: vLLM's answer stays."""
         asked = self._asked.get(request.request_id)
         if asked is None or found is None or (found and not between_steps):
