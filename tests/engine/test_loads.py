@@ -1,5 +1,6 @@
 """Load or compute in vLLM's offloading connector, without a model: what is decided, caps of callers, failures."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -228,6 +229,7 @@ def test_a_vllm_without_these_parts_loads_all_and_logs_it(
 ) -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
 
+    caplog.set_level(logging.WARNING, "eviction_client.engines.vllm.scheduler")
     monkeypatch.setattr(scheduler.OffloadingConnectorScheduler, "update_state_after_alloc", lambda self, other: None)
     assert tiered(1.0).scheduler.lpc.loads == []
     assert "update_state_after_alloc(request, blocks, num_external_tokens) is gone or takes other arguments" in caplog.text

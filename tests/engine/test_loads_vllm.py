@@ -35,8 +35,9 @@ from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from testing.cpu_tier import connector
 from testing.tiny_engine import TinyEngine
 PROMPTS, TOKENS, ROUNDS, MEASURED = 5, 640, 7, 5
-parameters = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, detokenize=False)
-def run(chunk_s, **settings):
+def run(chunk_s, cap=None, **settings):
+    extra = None if cap is None else {"kv_transfer_params": {"max_load_tokens": cap}}
+    parameters = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, detokenize=False, extra_args=extra)
     attributes = {
         "settings": ClientSettings(pooling="off", rule="lru", **settings),
         "background": AtOnce,
@@ -62,7 +63,7 @@ def run(chunk_s, **settings):
     last = slice(PROMPTS * MEASURED, None)
     return {"outputs": outputs, "cached": cached[last], "first_s": statistics.median(seconds[last]), "counters": counters}
 chunk_s = float(sys.argv[2])
-print(json.dumps([run(chunk_s), run(chunk_s, load_or_compute=False)]))
+print(json.dumps([run(chunk_s), run(chunk_s, load_or_compute=False), run(chunk_s, cap=0)]))
 """
 
 
@@ -75,12 +76,15 @@ def test_the_seconds_that_vllm_measured_confirm_what_it_did(loads: bool, tmp_pat
     command = [sys.executable, "-c", PROGRAM, str(model), str(0.0 if loads else CHUNK_S)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    ours, stock = json.loads(done.stdout.strip().splitlines()[-1])
+    ours, stock, computed = json.loads(done.stdout.strip().splitlines()[-1])
     counters: dict[str, Any] = ours["counters"]
-    print(ours["first_s"], stock["first_s"], {key: value for key, value in counters.items() if "_tier_" in key})
-    assert ours["outputs"] == stock["outputs"]
+    print(
+        *(side["first_s"] for side in (ours, stock, computed)),
+        {key: value for key, value in counters.items() if "_tier_" in key},
+    )
+    assert ours["outputs"] == stock["outputs"] == computed["outputs"]
     assert counters["lpc_failures"] == counters["lpc_tier_loads_all:cpu"] == 0
     load_s, compute_s = (counters[f"lpc_tier_token_seconds:cpu,{by}"] for by in ("load", "compute"))
     assert (load_s < compute_s) == loads
     assert ours["cached"] == [640 if loads else 0] * 10
-    assert stock["cached"] == [640] * 10
+    assert (stock["cached"], computed["cached"]) == ([640] * 10, [0] * 10)
