@@ -73,6 +73,11 @@ class ClientSettings(RedisSettings):
     keep_waiting: bool = Field(
         default=True, description="evict last what waiting requests will hit, those needed soonest the very last"
     )
+    load_or_compute: bool = Field(
+        default=True,
+        description="load from vLLM's CPU offload tier what takes requests less time than to compute it, as measured; false: "
+        "load all that it has, as vLLM does",
+    )
     schedule: Literal["fcfs", "warm-first"] = Field(
         default="warm-first",
         description="which waiting request vLLM serves next. fcfs: the first that came. warm-first: while the cache thrashes, "

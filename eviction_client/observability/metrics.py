@@ -138,6 +138,22 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
         "",
     ),
     "lpc_tier_evictions": (Counter, "Chunks evicted from offload tiers, by whose order.", "by"),
+    "lpc_tier_choices": (
+        Counter,
+        "Requests of whose prompt an offload tier had more than the cache: all of that was loaded, a part, or it was computed.",
+        "tier,choice",
+    ),
+    "lpc_tier_gained_seconds": (
+        Gauge,
+        "Seconds that requests have waited less for their first tokens than if all had been loaded, by a simulation of both.",
+        "tier",
+    ),
+    "lpc_tier_loads_all": (
+        Gauge,
+        "1 where all that an offload tier has is loaded: too few loads are measured, or the choices have lost to that.",
+        "tier",
+    ),
+    "lpc_tier_token_seconds": (Gauge, "Measured seconds per prompt token, to load it or to compute it.", "tier,by"),
     "lpc_advantage": (Gauge, "Sampled blocks per request that a rule's ghost cache hits more than that of LRU.", "rule"),
     "lpc_predictor_connected": (Gauge, "1 while the sidecar can be reached.", ""),
     "lpc_store_healthy": (Gauge, "1 while the store of shared claims can be used.", ""),

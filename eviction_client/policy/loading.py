@@ -8,7 +8,7 @@ loaded. With p seconds of prefill per token, l seconds of transfer per token and
 
 and L seconds of other transfers come first. Then k costs all requests, in seconds of waiting for their first tokens,
 
-    L + x + c                                 of this request,
+    L + x + d + c                             of this request, where d > 0 if k > 0: an engine sees a load's end after a step,
     w c + A c (w s + c / 2)                   of the w requests behind it, and of later ones,
     q x + B x (L + x / 2)                     of the q loads behind it, taken to be as many as are before it, and of later ones,
 
@@ -22,7 +22,7 @@ small load is tried now and then, so that the numbers stay current. A guard comp
 
 import math
 from collections.abc import Callable, Hashable
-from typing import Final
+from typing import Final, NamedTuple
 
 MEASURED_LOADS: Final = 16
 """Loads to measure before the first choice."""
@@ -45,25 +45,48 @@ LOSS_HALF_LIFE_S: Final = 600.0
 """Half-life of what the choices lost or gained."""
 
 
+class Seconds(NamedTuple):
+    """What a load and a prefill take.
+
+    Attributes:
+        load, loaded: seconds of transfer per load, and per token loaded.
+        computed: seconds per token computed.
+        delay: seconds from the end of a load's transfer until its request goes on.
+    """
+
+    load: float
+    loaded: float
+    computed: float
+    delay: float = 0.0
+
+
 class LoadOrCompute:
     """Chooses how much a request loads. One for each tier, in the engine's thread; every call takes O(1).
 
     Args:
-        prefill_s: returns the seconds that the engine takes per prompt token, > 0.
+        prefill_s: returns the seconds that the engine takes per prompt token, > 0; None: not known yet, so all is loaded.
         clock: seconds; never goes back.
+        parts: whether a part may be loaded of what the tier has; else all or nothing.
 
     Attributes:
         chosen: requests whose prefix in the tier was loaded (``loaded``), loaded in part (``part``) or computed (``computed``).
+        transfers: times of the measured loads.
+        delay_s: mean seconds that loads took beyond their transfers and those before.
+        prefill_s, parts: the arguments.
     """
 
-    def __init__(self, *, prefill_s: Callable[[], float], clock: Callable[[], float]) -> None:
+    def __init__(self, *, prefill_s: Callable[[], float | None], clock: Callable[[], float], parts: bool = True) -> None:
         self.chosen = {"loaded": 0, "part": 0, "computed": 0}
-        self.transfers = Transfers()
+        self.transfers = TimeByTokens()
+        self.delay_s = 0.0
         self.stock = StockGhost()
-        self._prefill_s = prefill_s
+        self.prefill_s = prefill_s
         self._clock = clock
-        self._pending: dict[Hashable, tuple[int, float]] = {}
-        """Tokens and start of the loads under way, the oldest first."""
+        self.parts = parts
+        self._pending: dict[Hashable, tuple[int, float, float]] = {}
+        """Tokens, start, and ``_moved`` at the start, of the loads under way, the oldest first."""
+        self._moved = 0.0
+        """Seconds of all transfers that have ended."""
         self._pending_tokens = 0
         self._loaded_at = -math.inf
         self._computed = 0
@@ -73,7 +96,12 @@ class LoadOrCompute:
         self._requests = self._prefills = self._loads = self._transferred = 0.0
         """Decaying sums: requests and their seconds of prefill, loads and their seconds of transfer."""
 
-    def choose(self, found: int, missing: int, *, waiting: int, arrived: float | None = None, whole: bool = False) -> int:
+    @property
+    def loads_all(self) -> bool:
+        """Whether everything is loaded, because too little is measured, or because the choices have lost to that."""
+        return self._seconds() is None or self.stock.in_force
+
+    def choose(self, found: int, missing: int, *, waiting: int, arrived: float | None = None) -> int:
         """Return how many tokens a request loads that is next to be served.
 
         Args:
@@ -81,15 +109,13 @@ class LoadOrCompute:
             missing: prompt tokens that the pool lacks, ``found`` included.
             waiting: requests that wait behind it.
             arrived: when the request arrived; None: now.
-            whole: the tier loads all or nothing.
         """
         now = self._clock()
-        tokens = self._cheapest(found, missing, waiting, now, whole=whole) if found > 0 else 0
-        transfers, prefill_s = self.transfers, self._prefill_s()
-        if transfers.measured >= MEASURED_LOADS:
-            at = now if arrived is None else arrived
-            seconds = transfers.fixed_s, transfers.token_s, prefill_s
-            self.stock.add(at, now, found, tokens, missing, seconds)
+        tokens, seconds = found, self._seconds()
+        if seconds is not None:
+            if found > 0:
+                tokens = self._cheapest(found, missing, waiting, now, seconds)
+            self.stock.add(now if arrived is None else arrived, now, found, tokens, missing, seconds)
             if self.stock.in_force:
                 tokens = found
         if found > 0:
@@ -101,29 +127,43 @@ class LoadOrCompute:
         """Called when a request begins to compute this many prompt tokens."""
         self._average()
         self._requests += 1.0
-        self._prefills += tokens * self._prefill_s()
+        self._prefills += tokens * (self.prefill_s() or 0.0)
 
     def begin(self, load: Hashable, tokens: int) -> None:
         """Called when a load begins."""
         self.drop(load)
         if len(self._pending) >= MOST_PENDING:
             self.drop(next(iter(self._pending)))
-        self._pending[load] = tokens, self._clock()
+        self._pending[load] = tokens, self._clock(), self._moved
         self._pending_tokens += tokens
         self._average()
         self._loads += 1.0
         self._transferred += self.transfers.seconds(tokens)
 
-    def end(self, load: Hashable, measured: tuple[int, float] | None = None) -> None:
-        """Called when a load is done. ``measured``: its tokens and seconds, if the tier measures them."""
+    def end(self, load: Hashable, seconds: float | None = None, tokens: int | None = None) -> None:
+        """Called when a load is done.
+
+        Args:
+            seconds: of its transfer; None: since it began, or since the load before it.
+            tokens: that it loaded, of a tier that did not know them when it began. Such a load also waited for its engine, so
+                no delay is learned from it.
+        """
         begun = self._pending.get(load)
         if begun is None:
             return
         self.drop(load)
         now = self._clock()
-        tokens, at = begun
-        self.transfers.add(*(measured or (tokens, now - max(at, self._loaded_at))))
+        began_with, at, moved = begun
+        took = now - max(at, self._loaded_at) if seconds is None else seconds
         self._loaded_at = now
+        if self.transfers.add(began_with if tokens is None else tokens, took) and tokens is None:
+            self._moved += took
+            weight = max(1.0 - MEASURED_WEIGHT, 1.0 / self.transfers.measured)
+            self.delay_s += weight * (max(now - at - (self._moved - moved), 0.0) - self.delay_s)
+
+    def under_way(self, load: Hashable) -> int:
+        """Return the tokens of a load that has begun, 0 if there is none."""
+        return self._pending.get(load, (0, 0.0, 0.0))[0]
 
     def drop(self, load: Hashable) -> None:
         """Called when a load failed, or its request has ended."""
@@ -131,16 +171,21 @@ class LoadOrCompute:
         if begun is not None:
             self._pending_tokens -= begun[0]
 
-    def _cheapest(self, found: int, missing: int, waiting: int, now: float, *, whole: bool) -> int:
+    def _seconds(self) -> Seconds | None:
+        """Return what is measured; None: too little is."""
+        prefill_s = self.prefill_s()
+        if prefill_s is None or self.transfers.measured < MEASURED_LOADS:
+            return None
+        return Seconds(self.transfers.fixed_s, self.transfers.token_s, prefill_s, self.delay_s)
+
+    def _cheapest(self, found: int, missing: int, waiting: int, now: float, seconds: Seconds) -> int:
         """Return the tokens to load at the least cost."""
-        if self.transfers.measured < MEASURED_LOADS:
-            return found
         if self._computed >= PROBE_AFTER and not self._pending and now - self._loaded_at >= PROBE_S:
             self._computed = 0
             self.transfers.discount()
-            return found if whole else min(found, PROBE_TOKENS)
+            return min(found, PROBE_TOKENS) if self.parts else found
         self._average()
-        fixed, per_token, prefill_s = self.transfers.fixed_s, self.transfers.token_s, self._prefill_s()
+        fixed, per_token, prefill_s, delay = seconds
         past = max(self._averaged_s, LEAST_AVERAGED_S)
         later = self._requests / past / (1.0 - min(self._prefills / past, MOST_LOAD))
         later_loads = self._loads / past / (1.0 - min(self._transferred / past, MOST_LOAD))
@@ -154,11 +199,11 @@ class LoadOrCompute:
             if tokens <= 0:
                 return computes + others
             moves = fixed + tokens * per_token
-            return before + moves + computes + others + moves * (loads + later_loads * (before + moves / 2))
+            return before + moves + delay + computes + others + moves * (loads + later_loads * (before + moves / 2))
 
         choices = [float(found), 0.0]
         curvature = later_loads * per_token**2 + later * prefill_s**2
-        if curvature > 0.0 and not whole:
+        if curvature > 0.0 and self.parts:
             saves = prefill_s * (1 + waiting + later * (backlog + missing * prefill_s))
             takes = per_token * (1 + loads + later_loads * (before + fixed))
             best = (saves - takes) / curvature
@@ -178,44 +223,51 @@ class LoadOrCompute:
         self._transferred *= kept
 
 
-class Transfers:
-    """Time of a load by its tokens: least squares over the latest loads, neither part below 0.
+class TimeByTokens:
+    """Time of a load, or of a step's prefill, by its tokens: least squares over the latest, neither part below 0.
 
     Attributes:
-        measured: loads measured.
-        fixed_s, token_s: seconds per load, and per token.
+        measured: how many were measured.
+        fixed_s, token_s: seconds each, and per token.
+        most_token_s: the upper end of the 95% interval of ``token_s``, at most all seconds by all tokens.
     """
 
     def __init__(self) -> None:
         self.measured = 0
-        self.fixed_s = self.token_s = 0.0
-        self._sums = [0.0] * 5
-        """Weights; tokens; seconds; squared tokens; tokens x seconds."""
+        self.fixed_s = self.token_s = self.most_token_s = 0.0
+        self._sums = [0.0] * 6
+        """Weights; tokens; seconds; squared tokens; tokens x seconds; squared seconds."""
 
     def seconds(self, tokens: int) -> float:
         """Return the time that a load takes once it is its turn."""
         return self.fixed_s + tokens * self.token_s
 
     def discount(self) -> None:
-        """Halve the weight of all loads measured so far, because they are old."""
+        """Halve the weight of all that was measured so far, because it is old."""
         self._sums = [each / 2 for each in self._sums]
 
-    def add(self, tokens: int, seconds: float) -> None:
-        """Count a load that took this time after the one before it."""
+    def add(self, tokens: int, seconds: float) -> bool:
+        """Count one that took this time after the one before it; return whether it can be."""
         if tokens <= 0 or not 0.0 <= seconds < math.inf:
-            return
+            return False
         self.measured += 1
-        new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
+        new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds, seconds * seconds)
         self._sums = [MEASURED_WEIGHT * old + each for old, each in zip(self._sums, new, strict=True)]
-        n, x, y, xx, xy = self._sums
+        n, x, y, xx, xy, yy = self._sums
         spread = n * xx - x * x
-        slope = (n * xy - x * y) / spread if spread > 1e-9 * n * xx else y / x
+        spreads = spread > 1e-9 * n * xx
+        slope = (n * xy - x * y) / spread if spreads else y / x
         intercept = (y - slope * x) / n
+        self.most_token_s = y / x
+        if spreads and slope > 0.0 and n > 2.0:
+            scatter = max(yy - intercept * y - slope * xy, 0.0) / (n - 2.0)
+            self.most_token_s = min(slope + 2.0 * math.sqrt(scatter * n / spread), y / x)
         if intercept < 0.0:
             slope, intercept = xy / xx, 0.0
         elif slope < 0.0:
             slope, intercept = 0.0, y / n
         self.token_s, self.fixed_s = slope, intercept
+        return True
 
 
 class StockGhost:
@@ -228,12 +280,13 @@ class StockGhost:
 
     Attributes:
         lost: seconds.
+        gained: seconds that the choices have won from stock in all, without decay. Below 0: lost.
         in_force: whether everything is loaded.
         times: how often stock was put in force.
     """
 
     def __init__(self) -> None:
-        self.lost = 0.0
+        self.lost = self.gained = 0.0
         self.in_force = False
         self.times = 0
         self._at = -math.inf
@@ -241,16 +294,15 @@ class StockGhost:
         """When the prefill and the transfers of the engine that chooses end; ``_stocks``: of stock."""
         self._stocks = [-math.inf, -math.inf]
 
-    def add(
-        self, arrived: float, now: float, found: int, chosen: int, missing: int, seconds: tuple[float, float, float]
-    ) -> None:
-        """Count a request. ``seconds``: per load, per token loaded, and per token computed."""
+    def add(self, arrived: float, now: float, found: int, chosen: int, missing: int, seconds: Seconds) -> None:
+        """Count a request."""
         if self._at < now and self._at > -math.inf:
             self.lost *= 0.5 ** ((now - self._at) / LOSS_HALF_LIFE_S)
         self._at = now
         ours = self.serve(self._ours, arrived, chosen, missing, seconds)
         stock = self.serve(self._stocks, arrived, found, missing, seconds)
         self.lost += ours - stock
+        self.gained += stock - ours
         if self.in_force:
             if self.lost <= 0.0:
                 self.in_force = False
@@ -259,14 +311,14 @@ class StockGhost:
             self.times += 1
 
     @staticmethod
-    def serve(until: list[float], arrived: float, loads: int, missing: int, seconds: tuple[float, float, float]) -> float:
+    def serve(until: list[float], arrived: float, loads: int, missing: int, seconds: Seconds) -> float:
         """Return when the first token of a request comes."""
-        fixed, per_token, per_computed = seconds
+        fixed, per_token, per_computed, delay = seconds
         computes = (missing - loads) * per_computed
         begins = max(until[0], arrived)
         if loads:
             until[1] = max(until[1], begins) + fixed + loads * per_token
-            first = max(begins, until[1]) + computes
+            first = max(begins, until[1] + delay) + computes
         else:
             first = begins + computes
         until[0] = begins + computes

@@ -6,7 +6,6 @@ seconds of prefill show in the stores: an engine stores what it has computed, af
 engine, so the low end of these times is taken.
 """
 
-import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -59,16 +58,16 @@ class Loads:
     """
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
-        self.choice = LoadOrCompute(prefill_s=lambda: self._prefill_s, clock=clock)
+        self.choice = LoadOrCompute(prefill_s=lambda: self._prefill_s, clock=clock, parts=False)
         self._clock = clock
-        self._prefill_s = math.inf
+        self._prefill_s: float | None = None
         self._prefills: deque[float] = deque(maxlen=PREFILLS)
         self._requests: OrderedDict[str, _Request] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
-    def prefill_s(self) -> float:
-        """Seconds of prefill per token; inf: not measured yet."""
+    def prefill_s(self) -> float | None:
+        """Seconds of prefill per token; None: not measured yet."""
         return self._prefill_s
 
     def should_load(self, name: str, missing: int) -> bool:
@@ -84,7 +83,7 @@ class Loads:
             if len(self._requests) >= MOST_REQUESTS:
                 self._forget(next(iter(self._requests)))
             self._requests[name] = _Request(self._clock())
-            if self._prefill_s < math.inf and not self.choice.choose(missing, missing, waiting=0, whole=True):
+            if not self.choice.choose(missing, missing, waiting=0):
                 return False
             self.choice.begin(name, missing)
             return True
@@ -96,8 +95,7 @@ class Loads:
                 return
             now = self._clock()
             request.computes = computes
-            if self._prefill_s < math.inf:
-                self.choice.computes(computes)
+            self.choice.computes(computes)
             if hit > 0:
                 request.hit, request.searched_s = hit, now - request.asked
             else:
@@ -118,7 +116,7 @@ class Loads:
                 return
             now = self._clock()
             if tokens > 0 and request.hit > 0:
-                self.choice.end(name, (request.hit, request.searched_s + now - request.copying))
+                self.choice.end(name, request.searched_s + now - request.copying, request.hit)
             self.choice.drop(name)
             request.hit, request.copying, request.since = 0, None, now
 

@@ -23,6 +23,7 @@ TESTS = {
     "waiting": "tests/engine/test_waiting.py",
     "keep": "tests/engine/test_keep.py",
     "tier": "tests/engine/test_cpu_tier.py",
+    "loads": "tests/engine/test_loads.py",
     "hits": "tests/engine/test_hit_units.py",
     "threads": "tests/engine/test_tier_threads.py",
 }

@@ -14,8 +14,9 @@ from eviction_client.policy.loading import (
     PROBE_S,
     PROBE_TOKENS,
     LoadOrCompute,
+    Seconds,
     StockGhost,
-    Transfers,
+    TimeByTokens,
 )
 
 PREFILL_S = 1e-4
@@ -60,14 +61,15 @@ def test_where_requests_wait_a_slower_load_pays_first_of_a_part() -> None:
 
 def test_a_tier_that_loads_all_or_nothing_loads_no_part() -> None:
     engine = Engine(3 * PREFILL_S)
-    chosen = [engine.chooser.choose(8000, 10_000, waiting=waiting, whole=True) for waiting in (0, 3, 8)]
+    engine.chooser.parts = False
+    chosen = [engine.chooser.choose(8000, 10_000, waiting=waiting) for waiting in (0, 3, 8)]
     assert chosen == [0, 8000, 8000] or chosen == [0, 0, 8000]
     assert engine.chooser.chosen["part"] == 0
     engine.chooser.computes(1)
     for _ in range(PROBE_AFTER):
-        assert engine.chooser.choose(8000, 10_000, waiting=0, whole=True) == 0
+        assert engine.chooser.choose(8000, 10_000, waiting=0) == 0
     engine.now += PROBE_S
-    assert engine.chooser.choose(8000, 10_000, waiting=0, whole=True) == 8000, "a probe loads all as well"
+    assert engine.chooser.choose(8000, 10_000, waiting=0) == 8000, "a probe loads all as well"
 
 
 def test_a_load_that_its_tier_has_measured_counts_as_measured() -> None:
@@ -75,7 +77,7 @@ def test_a_load_that_its_tier_has_measured_counts_as_measured() -> None:
     for number in range(20 * MEASURED_LOADS):
         engine.chooser.begin(number, 999)
         engine.now += 1000.0
-        engine.chooser.end(number, (tokens := 1000 * (1 + number % 3), 0.2 + tokens * 1e-6))
+        engine.chooser.end(number, 0.2 + (tokens := 1000 * (1 + number % 3)) * 1e-6, tokens)
     transfers = engine.chooser.transfers
     assert (transfers.fixed_s, transfers.token_s) == (pytest.approx(0.2, rel=0.1), pytest.approx(1e-6, abs=1e-6))
 
@@ -127,16 +129,52 @@ def test_few_requests_that_come_far_apart_are_not_all_tries() -> None:
 
 
 def test_time_per_load_and_per_token_are_told_apart() -> None:
-    transfers = Transfers()
+    transfers = TimeByTokens()
     for number in range(64):
         tokens = 500 * (1 + number % 5)
         transfers.add(tokens, 0.02 + tokens * 3e-6)
     assert (transfers.fixed_s, transfers.token_s) == pytest.approx((0.02, 3e-6))
+    assert transfers.most_token_s == pytest.approx(3e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.1, 3.0])
+def test_the_upper_end_of_the_time_per_token_is_rarely_too_low_and_never_above_the_mean(noise: float) -> None:
+    low = 0
+    for seed in range(40):
+        met, steps = random.Random(seed), TimeByTokens()
+        tokens = seconds = 0.0
+        for _ in range(40):
+            each = met.choice([16, 100, 700])
+            took = 0.02 * (1.0 + noise * met.random()) + each * 3e-5
+            steps.add(each, took)
+            tokens, seconds = tokens + each, seconds + took
+        assert 0.0 < steps.most_token_s < 1.2 * seconds / tokens
+        low += steps.most_token_s < 3e-5
+    assert low <= 4
+
+
+def test_a_load_that_ends_with_a_step_delays_its_own_request_alone() -> None:
+    """The worker reports 0.1 s, and the engine sees the end 0.5 s later: more than the prefill of 4,000 tokens takes."""
+    engine = Engine(0.1 * PREFILL_S)
+    for number in range(200):
+        engine.chooser.begin(number, 1000)
+        engine.chooser.begin(("next", number), 1000)
+        engine.now += 0.7
+        for load in (number, ("next", number)):
+            engine.chooser.end(load, 0.1)
+    assert engine.chooser.transfers.seconds(1000) == pytest.approx(0.1, rel=0.05)
+    assert engine.chooser.delay_s == pytest.approx(0.55, rel=0.1)
+    fresh = Engine(0.1 * PREFILL_S)
+    for chooser in (engine.chooser, fresh.chooser):
+        chooser.transfers = fresh.chooser.transfers
+    assert (fresh.choose(found=4000, missing=4100), engine.choose(found=4000, missing=4100)) == (4000, 0)
+    assert engine.choose(found=40_000, missing=40_100) == 40_000
+    assert engine.choose(found=4000, missing=4100, waiting=20) == 4000
 
 
 @pytest.mark.parametrize("seconds", [[0.1, 0.1], [0.3, 0.1], [0.0, 0.0], [math.nan, math.inf], [0.1, 9.0]])
 def test_odd_times_of_loads_give_times_that_are_not_negative(seconds: list[float]) -> None:
-    transfers = Transfers()
+    transfers = TimeByTokens()
     for tokens, each in zip((1000, 2000), seconds, strict=True):
         transfers.add(tokens, each)
     assert 0.0 <= transfers.fixed_s < math.inf
@@ -172,7 +210,7 @@ def test_any_events_give_a_choice_within_what_the_tier_has(seed: int) -> None:
 def lost(choose: Callable[[random.Random], int], seed: int, *, guarded: bool = True) -> float:
     """Return the most that choices have lost to stock in two hours of requests, seconds of all together."""
     met, ghost = random.Random(seed), StockGhost()
-    seconds = (0.01, 5e-5, 1e-4)  # a load takes half as long as the prefill that it saves
+    seconds = Seconds(0.01, 5e-5, 1e-4)  # a load takes half as long as the prefill that it saves
     engines = {"ours": [0.0, 0.0], "stock": [0.0, 0.0]}
     total = worst = now = 0.0
     while now < 7200.0:
@@ -202,7 +240,7 @@ def test_the_guard_bounds_what_the_worst_choices_lose(seed: int) -> None:
 
 def test_stock_is_in_force_until_the_choices_would_have_won_it_back() -> None:
     ghost = StockGhost()
-    seconds = (0.0, 1e-5, 1e-3)
+    seconds = Seconds(0.0, 1e-5, 1e-3)
     for second in range(30):
         ghost.add(float(second), float(second), 5000, 0, 5001, seconds)
     assert ghost.in_force and ghost.times == 1

@@ -23,7 +23,7 @@ blocks used once.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -46,6 +46,7 @@ from eviction_client.engines.vllm.requests import (
 )
 from eviction_client.engines.vllm.waiting import WarmFirstQueue
 from eviction_client.engines.vllm.waiting_prefixes import WaitingPrefixes
+from eviction_client.engines.vllm_cpu.loads import TierLoads
 from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.plugin import Plugin
 from eviction_client.policy.queue.free_queue import RENEWED_S
@@ -71,6 +72,7 @@ class Hooks:
         queue: ours, in the block pool; None in a dry run.
         keep: the waiting requests.
         preemptions: what they cost.
+        loads: load or compute, for each tier.
         steps: the scheduler's ``schedule``.
     """
 
@@ -84,6 +86,7 @@ class Hooks:
     ) -> None:
         self.plugin = plugin
         self.tiers = tiers or Tiers()
+        self.loads: Sequence[TierLoads] = ()
         self.queue: LearnedFreeQueue | None = None
         self._hash_block_size: int = scheduler.hash_block_size
         self._lookahead: int = getattr(scheduler, "num_hash_lookahead_tokens", 0)  # since vLLM 0.33

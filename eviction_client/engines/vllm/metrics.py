@@ -20,6 +20,14 @@ def values_of(hooks: Hooks) -> Values:
     values["lpc_preempted_requests", ""] = preempted.requests
     held, least, again = preempted.held, preempted.least, preempted.again
     values |= {("lpc_preempted_tokens", which): n for which, n in (("held", held), ("least", least), ("again", again))}
+    for tier in hooks.loads:
+        if (chooser := tier.chooser) is not None:
+            values |= {("lpc_tier_choices", f"{tier.name},{choice}"): count for choice, count in chooser.chosen.items()}
+            values["lpc_tier_gained_seconds", tier.name] = chooser.stock.gained
+            values["lpc_tier_token_seconds", f"{tier.name},load"] = chooser.transfers.token_s
+            if (prefill_s := chooser.prefill_s()) is not None:
+                values["lpc_tier_token_seconds", f"{tier.name},compute"] = prefill_s
+        values["lpc_tier_loads_all", tier.name] = float(chooser is None or chooser.loads_all)
     if hooks.queue is not None:
         values["lpc_queue_runs", ""] = hooks.queue.num_runs
     if isinstance(hooks.queue, FlooredFreeQueue):

@@ -18,7 +18,7 @@ from eviction_client.block_hash import BlockHash
 from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.tokenizer_files import finder
 from eviction_client.engines.vllm import TESTED
-from eviction_client.engines.vllm_cpu import placing
+from eviction_client.engines.vllm_cpu import loads, placing
 from eviction_client.errors import EngineUnsupported
 from eviction_client.observability.metrics import EngineMetrics
 from eviction_client.plugin import Plugin
@@ -135,11 +135,26 @@ class LearnedScheduler:
         try:
             attached = scheduler.lpc = hooks.Hooks(scheduler, plugin, adopt=not settings.shadow, tiers=tiers)
             tiers.link(scheduler, plugin)
+            attached.loads = _load_or_compute(scheduler, plugin, settings)
             attached.steps.waiting = _warm_first(scheduler, plugin, settings)
         except BaseException:
             plugin.close()
             raise
         plugin.learner.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
+
+
+def _load_or_compute(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> list[loads.TierLoads]:
+    """Let the plug-in choose what is loaded from offload tiers; return where it does. If it cannot, log why. Raises nothing."""
+    if settings.shadow or not settings.load_or_compute:
+        return []
+    try:
+        return loads.attach(scheduler, plugin)
+    except Exception as error:
+        logger.warning(
+            "learned prefix cache: vLLM %s loads all that its CPU offload tier has: %s: %s",
+            *(RELEASE, type(error).__name__, error),
+        )
+        return []
 
 
 def _warm_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any:
