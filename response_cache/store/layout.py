@@ -26,8 +26,9 @@
 | `lpc:rc:{S}:p` | zset | sealed pairs of a question and its candidate by expiry in seconds, in scopes with `pairs` |
 | `lpc:rc:{C}:s` | hash | the client's scopes: S to the encrypted name |
 
-Evidence and clusters of the normalised tier have `:normalised` after the tenant, and those at a similarity that is set have
-`:set`. S, C, names and ids are HMACs in URL-safe base64. S covers the names of client and scope, C that of the client. Only numbers and days are stored in plain text.
+Evidence and clusters of the normalised tier have `:normalised` after the tenant, and those at a set similarity `:set`. S, C,
+names and ids are HMACs in URL-safe base64. S covers the names of client and scope, C that of the client. Only numbers and days
+are stored in plain text.
 """
 
 import contextlib

@@ -123,6 +123,11 @@ HOW: Final[dict[str, dict[str, How]]] = {
         '"manual": {"time_sensitive": false}}\'': Serves("listening on"),
         'curl -H "authorization: Bearer $TOKEN" http://127.0.0.1:8080/lpc/v1/feedback --json '
         '\'{"entry": "...", "wrong": true, "reason": "other_question"}\'': 0,
+        'LPC_CACHE_SCOPES=\'{"faq": {"kind": "faq", "mode": "serve", "similarity": 0.97}}\'': Serves("listening on"),
+        'LPC_CACHE_SCOPES=\'{"faq": {"kind": "faq", "mode": "shadow", "pairs": "text"}}\'': Serves("listening on"),
+        "lpc cache pairs --scope faq": "tests/integration/response_cache/test_commands.py",
+        "lpc cache pairs --scope faq --pairs pairs.jsonl": "tests/integration/response_cache/test_commands.py",
+        "lpc cache calibrate --pairs pairs.jsonl --evidence evidence.json": "tests/integration/response_cache/test_calibrate.py",
         "lpc cache calibrate --answers answers.jsonl --evidence evidence.json": 0,
         'LPC_CACHE_SCOPES=\'{"faq": {"kind": "faq", "mode": "serve", "judge": "embedding", "evidence": "evidence.json"}}\'': (
             Serves("listening on")
