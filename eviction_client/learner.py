@@ -288,7 +288,7 @@ class Learner:
         try:
             self._state.write(finish(saving(self.policy, self._now())))
             if self.prefixes is not None:
-                self._state.write_prefixes(self.prefixes.lines(self._model, self._now()))
+                self._state.write_prefixes(self.prefixes.saved(self._model, self._now()))
         except Exception as error:
             self._failed(error)
         self._saving = False

@@ -10,6 +10,7 @@ embedding. So a salted prompt, which belongs to a tenant, is never listed.
 In the background alone. The file is written whole or not at all, readable by its owner only.
 """
 
+import json
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +88,11 @@ class Prefixes(Generic[H]):
         shared = self._shared(request, depth)
         if not shared:
             self._forget_shorter(request.blocks[: depth - 1])
-        self._found[name] = Prefix(array("I", request.token_ids[:length]), 1.0, now, shared)
+        tokens = array("I")
+        for start in range(0, length, PIECE):
+            tokens.extend(request.token_ids[start : min(start + PIECE, length)])
+            pause()
+        self._found[name] = Prefix(tokens, 1.0, now, shared)
         self.tokens += length
         if len(self._found) > 2 * SPARE * self._most or self.tokens > MOST_TOKENS:
             self._trim(now)
@@ -99,23 +104,23 @@ class Prefixes(Generic[H]):
             found.setdefault(one.tokens.tobytes(), one)
         return list(found.values())[: self._most]
 
-    def lines(self, model: str, now: float) -> Iterator[dict[str, Any]]:
-        """Iterate over the lines of the file, as JSON values. ``model``: name under which the engine serves its model."""
-        yield {"format": FORMAT, "at": time.time(), "model": model, "block_tokens": self._block_tokens}
+    def saved(self, model: str, now: float) -> Iterator[bytes]:
+        """Iterate over the file in small parts: JSON lines. ``model``: name under which the engine serves its model."""
+        head = {"format": FORMAT, "at": time.time(), "model": model, "block_tokens": self._block_tokens}
+        yield json.dumps(head).encode() + b"\n"
         names = {id(one): name for name, one in self._found.items()}
         for one in self.listed(now):
-            yield {
-                "reuses": float(f"{one.reuses_at(now):.3g}"),
-                "shared": one.shared,
-                "block": names[id(one)].hex(),
-                "tokens": one.tokens.tolist(),
-            }
+            entry = {"reuses": float(f"{one.reuses_at(now):.3g}"), "shared": one.shared, "block": names[id(one)].hex()}
+            yield json.dumps(entry)[:-1].encode() + b', "tokens": ['
+            for start in range(0, len(one.tokens), PIECE):
+                yield b"," * (start > 0) + ",".join(map(str, one.tokens[start : start + PIECE])).encode()
+            yield b"]}\n"
 
     def go_on(self, lines: Sequence[Any], now: float, block: Callable[[bytes], H]) -> None:
         """Take over an earlier process's file, so that two restarts in succession do not lose it. Raises ValueError.
 
         Args:
-            lines: see :meth:`lines`.
+            lines: the JSON values of its lines.
             now: seconds.
             block: returns the block of a name.
         """
@@ -129,10 +134,10 @@ class Prefixes(Generic[H]):
                 one = Prefix(array("I", line["tokens"]), max(reuses, 0.0), since, line["shared"] is True)
                 self._found[block(bytes.fromhex(line["block"]))] = one
                 self.tokens += len(one.tokens)
-        except (ArithmeticError, LookupError, TypeError) as error:
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            self._found, self.tokens = {}, 0
             raise ValueError(type(error).__name__) from error
-        finally:
-            self._trim(now)
+        self._trim(now)
 
     def _shared(self, request: TrackedRequest[H], depth: int) -> bool:
         """Return whether another conversation has used the block before ``depth``."""

@@ -74,7 +74,7 @@ class ClientSettings(RedisSettings):
     list_prefixes: int = Field(
         default=0,
         ge=0,
-        le=1000,
+        le=200,
         description="prompts' beginnings that were reused most, of which the plug-in keeps the token ids in a file in "
         "LPC_STATE, for `lpc warm` after a restart of vLLM. Token ids are text to whoever has the tokenizer. 0: none",
     )

@@ -86,11 +86,12 @@ class StateFile:
 
     def write(self, values: Iterable[Any]) -> None:
         """Replace the saved values. Pauses for other threads, also on the way to the disk."""
-        self._replace(self.path, ({"format": FORMAT, "at": time.time()}, *values))
+        head = {"format": FORMAT, "at": time.time()}
+        self._replace(self.path, (json.dumps(value, separators=(",", ":")).encode() + b"\n" for value in (head, *values)))
 
-    def write_prefixes(self, values: Iterable[Any]) -> None:
+    def write_prefixes(self, parts: Iterable[bytes]) -> None:
         """Replace the list of prefixes (:mod:`eviction_client.prefixes`), in a file of its own with the same number."""
-        self._replace(self.prefixes, values)
+        self._replace(self.prefixes, parts)
 
     def read_prefixes(self) -> Sequence[Any] | None:
         """Return the lines of the list of prefixes; None: there is none that can be read."""
@@ -114,13 +115,13 @@ class StateFile:
         """File of the list of prefixes; None: there is none."""
         return None if self.path is None else self.path.with_name(self.path.name.replace("engine-", "prefixes-"))
 
-    def _replace(self, path: Path | None, values: Iterable[Any]) -> None:
+    def _replace(self, path: Path | None, parts: Iterable[bytes]) -> None:
         if path is None:
             return
         try:
             with writing(path, MODE) as file:
-                for value in values:
-                    file.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")
+                for part in parts:
+                    file.write(part)
                     pause()
         except (OSError, LpcError) as error:
             self._report(f"the state in {path} was not saved: {error!s:.200}")

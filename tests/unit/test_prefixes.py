@@ -125,6 +125,19 @@ def test_a_flood_of_single_reuses_hides_no_frequent_prefix_and_memory_is_bounded
     assert len(lines) == 5 and lines[0]["tokens"] == SYSTEM
 
 
+def test_long_prompts_are_written_in_small_parts(tmp_path: Path) -> None:
+    """A thread that encodes them at once would hold the interpreter for milliseconds, in which the scheduler waits."""
+    served = Served(tmp_path)
+    long = question(1, 60_000)
+    for number in range(2):
+        served.serve(long + question(70 + number))
+    found = served.plugin.learner.prefixes
+    assert found is not None
+    parts = list(found.saved("m", served.now[0]))
+    assert max(map(len, parts)) < 8000 and json.loads(b"".join(parts).splitlines()[1])["tokens"] == long
+    served.close()
+
+
 def test_reuses_halve_so_that_yesterdays_prompt_makes_room(tmp_path: Path) -> None:
     served = Served(tmp_path, most=1)
     for number in range(20):
