@@ -29,6 +29,8 @@ LEAST_TOKENS: Final = 128
 """Shorter prefixes are not worth a request."""
 MOST_TOKENS: Final = 2_000_000
 """Token ids in memory: 8 MB."""
+SEVERAL: Final = 2.0
+"""Reuses from which a prefix stays though its conversation goes on: short questions behind it may count as one conversation."""
 SPARE: Final = 4
 """Prefixes in memory, relative to those in the file."""
 
@@ -149,7 +151,7 @@ class Prefixes(Generic[H]):
     def _forget_shorter(self, blocks: Sequence[H]) -> None:
         for number, block in enumerate(blocks):
             known = self._found.get(block)
-            if known is not None and not known.shared:
+            if known is not None and not known.shared and known.reuses < SEVERAL:
                 del self._found[block]
                 self.tokens -= len(known.tokens)
             if not number % PIECE:

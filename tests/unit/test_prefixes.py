@@ -125,6 +125,16 @@ def test_a_flood_of_single_reuses_hides_no_frequent_prefix_and_memory_is_bounded
     assert len(lines) == 5 and lines[0]["tokens"] == SYSTEM
 
 
+def test_a_beginning_of_many_short_questions_stays_when_one_of_them_goes_on(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    for number in range(5):
+        history = served.serve(SYSTEM + question(number, 5))  # less than a block: all prompts have the same blocks
+    served.serve(history + question(50))
+    served.close()
+    assert [line["tokens"][: len(SYSTEM)] for line in lines_of(tmp_path)[1]] == [SYSTEM] * 2
+    assert lines_of(tmp_path)[1][0]["tokens"] == SYSTEM
+
+
 def test_long_prompts_are_written_in_small_parts(tmp_path: Path) -> None:
     """A thread that encodes them at once would hold the interpreter for milliseconds, in which the scheduler waits."""
     served = Served(tmp_path)
