@@ -24,6 +24,7 @@ from eviction_client.policy.queue.free_queue import Table
 from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.saved import restore, saving
 from eviction_client.policy.tier import ChunkTier
+from eviction_client.prefixes import Prefixes
 from eviction_client.settings import ClientSettings
 from eviction_client.state_file import StateFile
 from eviction_client.transport.predictor import Predictor
@@ -50,6 +51,7 @@ class Learner:
         pool: the fleet's pool; None: no pooling.
         owners: owners of blocks, for hints; None: hints are off.
         now: returns the time, seconds since the epoch; monotonic.
+        model: name under which the engine serves its model.
         failed: called with exceptions that the engine does not see.
         background: starts the learning thread.
 
@@ -57,6 +59,7 @@ class Learner:
         policy: reuse classes, tables, and the rule in force. After a failure another one.
         tiers: below the engine's cache.
         misses: sources of prompt tokens.
+        prefixes: prompts' beginnings that were reused most; None: they are not listed.
         switch: the operator's file that forces LRU.
         in_use: mean number of blocks in use; the scheduler's thread sets it.
         guard_failures: failures of the learning.
@@ -74,6 +77,7 @@ class Learner:
         pool: FleetPool[BlockHash] | None,
         owners: Owners | None,
         now: Callable[[], float],
+        model: str,
         failed: Callable[[Exception], None],
         background: StartBackground,
     ) -> None:
@@ -82,6 +86,13 @@ class Learner:
         self._saved_at = time.monotonic()
         self._saving = False
         self._go_on(now())
+        self._model = model
+        self.prefixes: Prefixes[BlockHash] | None = None
+        if settings.list_prefixes:
+            self.prefixes = Prefixes(settings.list_prefixes, block_tokens)
+            self._go_on_with_prefixes(now())
+        elif self._state is not None:
+            self._state.discard_prefixes()
         self.tiers: list[ChunkTier] = []
         self.misses = Misses(capacity, block_tokens, every=self.policy.ghosts.every, hits=hits)
         self.switch = OperatorsFile(settings.lru_file)
@@ -170,6 +181,8 @@ class Learner:
             elsewhere={} if self._pool is None else self._pool.elsewhere,
             in_use=self.in_use,
         )
+        if self.prefixes is not None:
+            self._explain(self.prefixes.finished, request)
         if self._logs_misses:
             self._explain(log_misses, request.request_id, self.misses.latest)
         above = ghosts.caches[self.rule]
@@ -258,6 +271,15 @@ class Learner:
             guard,
         )
 
+    def _go_on_with_prefixes(self, now: float) -> None:
+        """Go on from the list of prefixes that an earlier process has saved; without a usable one from the beginning."""
+        if self.prefixes is None or self._state is None or not (lines := self._state.read_prefixes()):
+            return
+        try:
+            self.prefixes.go_on(lines, now, BlockHash)
+        except ValueError as error:
+            logger.warning("learned prefix cache: the list in %s is not used: %s", self._state.prefixes, error)
+
     def _save(self) -> None:
         """Save what was learned; nothing after a failure of the learning."""
         if self._state is None or self.guard_failures:
@@ -265,6 +287,8 @@ class Learner:
         self._saving, self._saved_at = True, time.monotonic()
         try:
             self._state.write(finish(saving(self.policy, self._now())))
+            if self.prefixes is not None:
+                self._state.write_prefixes(self.prefixes.saved(self._model, self._now()))
         except Exception as error:
             self._failed(error)
         self._saving = False

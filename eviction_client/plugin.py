@@ -58,6 +58,7 @@ class Plugin:
         predictor: called at admission; closed with the plug-in.
         store: the claims of the fleet's conversations on blocks; None: no pooling. Closed with the plug-in.
         clock: seconds since the epoch; None: the system's, see :class:`MonotoneClock`.
+        model: name under which the engine serves its model.
         background: starts the learning thread.
 
     Attributes:
@@ -83,6 +84,7 @@ class Plugin:
         predictor: Predictor,
         store: BlockStore[BlockHash] | None = None,
         clock: Callable[[], float] | None = None,
+        model: str = "",
         background: StartBackground = BackgroundThread,
     ) -> None:
         self.settings = settings
@@ -106,6 +108,7 @@ class Plugin:
             pool=self.pool,
             owners=self._owners,
             now=self.now,
+            model=model,
             failed=self.failed,
             background=background,
         )
@@ -169,6 +172,7 @@ class Plugin:
         prompt_tokens: int | None = None,
         some_layers: int = 0,
         reads_cache: bool = True,
+        resendable: bool = False,
         tenant: str = "",
         category: str = "",
     ) -> TrackedRequest[BlockHash]:
@@ -184,7 +188,7 @@ class Plugin:
             session: digest of the conversation's name, the same in all engines, if known.
             token_ids: the prompt, which must not change afterwards; empty for a prompt of embeddings.
             prompt_tokens: number of tokens in the prompt; None: as many as ``token_ids``.
-            some_layers, reads_cache: see :class:`TrackedRequest`.
+            some_layers, reads_cache, resendable: see :class:`TrackedRequest`.
             tenant: digest of the cache salt; empty without one.
             category: digest of the category that the caller named; empty without one.
         """
@@ -193,7 +197,7 @@ class Plugin:
         request.session, request.tenant, request.category = session, tenant, category
         request.token_ids = token_ids
         request.prompt_tokens = len(token_ids) if prompt_tokens is None else prompt_tokens
-        request.some_layers, request.reads_cache = some_layers, reads_cache
+        request.some_layers, request.reads_cache, request.resendable = some_layers, reads_cache, resendable
         prediction = self.predictor.take(request_id)
         if prediction is None:
             self.predictor.forget(request_id)

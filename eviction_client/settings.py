@@ -67,8 +67,16 @@ class ClientSettings(RedisSettings):
     state: Path | None = Field(
         default=None,
         description="folder in which the plug-in keeps what it has learned, up to 17 MB, for the restarted engine. Engines and "
-        "ranks may share it. It is written every five minutes and at shutdown. vLLM names equal blocks alike after a restart "
+        "ranks may share it. It is written every five minutes, and at shutdown if vllm serve waits for its engine "
+        "(--shutdown-timeout 30; by default it kills it at once). vLLM names equal blocks alike after a restart "
         "only with PYTHONHASHSEED=0. Empty: a restarted engine learns from the beginning",
+    )
+    list_prefixes: int = Field(
+        default=0,
+        ge=0,
+        le=200,
+        description="prompts' beginnings that were reused most, of which the plug-in keeps the token ids in a file in "
+        "LPC_STATE, for `lpc warm` after a restart of vLLM. Token ids are text to whoever has the tokenizer. 0: none",
     )
     keep_waiting: bool = Field(
         default=True, description="evict last what waiting requests will hit, those needed soonest the very last"
@@ -157,6 +165,12 @@ class ClientSettings(RedisSettings):
     def _fleet_has_a_redis(self) -> Self:
         if self.pooling == "fleet" and self.redis_url is None:
             raise ValueError("pooling=fleet needs a Redis: set LPC_REDIS_URL")
+        return self
+
+    @model_validator(mode="after")
+    def _lists_into_a_folder(self) -> Self:
+        if self.list_prefixes and self.state is None:
+            raise ValueError("list_prefixes needs a folder for the list: set LPC_STATE")
         return self
 
     @property

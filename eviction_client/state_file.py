@@ -1,4 +1,4 @@
-"""The file in which an engine's plug-in keeps what it has learned, in the folder `LPC_STATE`.
+"""The files in which an engine's plug-in keeps what it has learned, in the folder `LPC_STATE`.
 
 Several engines, or ranks of one, may have the same folder. Each takes the first file that no other process holds, so ranks that
 start again go on from each other's states, which are alike. Readers see a file whole or not at all, also after a crash. A line
@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,17 +84,47 @@ class StateFile:
             f"the state in {self.path} is not used, so learning starts from the beginning: {type(error).__name__} {error!s:.99}"
         )
 
-    def write(self, values: Sequence[Any]) -> None:
+    def write(self, values: Iterable[Any]) -> None:
         """Replace the saved values. Pauses for other threads, also on the way to the disk."""
-        if self.path is None:
+        head = {"format": FORMAT, "at": time.time()}
+        self._replace(self.path, (json.dumps(value, separators=(",", ":")).encode() + b"\n" for value in (head, *values)))
+
+    def write_prefixes(self, parts: Iterable[bytes]) -> None:
+        """Replace the list of prefixes (:mod:`eviction_client.prefixes`), in a file of its own with the same number."""
+        self._replace(self.prefixes, parts)
+
+    def read_prefixes(self) -> Sequence[Any] | None:
+        """Return the lines of the list of prefixes; None: there is none that can be read."""
+        path = self.prefixes
+        try:
+            if path is None or path.stat().st_size > MAX_BYTES:
+                return None
+            with path.open(encoding="ascii") as file:
+                return [json.loads(line) for line in file]
+        except (OSError, ValueError, RecursionError, MemoryError):
+            return None
+
+    def discard_prefixes(self) -> None:
+        """Delete the list of prefixes, which an earlier process has left."""
+        if self.prefixes is not None:
+            with contextlib.suppress(OSError):
+                self.prefixes.unlink(missing_ok=True)
+
+    @property
+    def prefixes(self) -> Path | None:
+        """File of the list of prefixes; None: there is none."""
+        return None if self.path is None else self.path.with_name(self.path.name.replace("engine-", "prefixes-"))
+
+    def _replace(self, path: Path | None, parts: Iterable[bytes]) -> None:
+        if path is None:
             return
         try:
-            with writing(self.path, MODE) as file:
-                for value in ({"format": FORMAT, "at": time.time()}, *values):
-                    file.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")
+            with writing(path, MODE) as file:
+                for part in parts:
+                    file.write(part)
                     pause()
         except (OSError, LpcError) as error:
-            self._report(f"the state in {self.path} was not saved: {error!s:.200}")
+            self._report(f"the state in {path} was not saved: {error!s:.200}")
         else:
             self._reported = ""
 

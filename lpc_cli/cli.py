@@ -19,7 +19,7 @@ from lpc_cli import lmcache, models
 from lpc_cli.caches import cache
 from lpc_cli.caches.calibrate import calibrate
 from lpc_cli.caches.gateway import gateway
-from lpc_cli.caches.warm import warm
+from lpc_cli.caches.warm import warm as warm_cache
 from lpc_cli.demo import demo
 from lpc_cli.doctor import doctor
 from lpc_cli.embed import embed
@@ -34,6 +34,7 @@ from lpc_cli.serve import serve
 from lpc_cli.simulate import simulate
 from lpc_cli.tiny_model import tiny_model
 from lpc_cli.train import train
+from lpc_cli.warm import warm
 from lpc_cli.why import why
 
 INTERRUPTED: Final = 130
@@ -120,13 +121,16 @@ COMMANDS: Final[dict[Callable[..., None], tuple[str, ...]]] = {
         "lpc simulate requests.jsonl --model Llama-3.1-8B --gpu-gib 12",
     ),
     why: ("lpc why requests.jsonl", "lpc why requests.jsonl --fail-on 5"),
+    warm: ("lpc warm state/prefixes-0.jsonl", "lpc warm state/prefixes-0.jsonl --engine http://127.0.0.1:8001 --rate 2"),
     export: ("lpc export", "lpc export requests.jsonl --anonymous --to trace.jsonl"),
 }
 """Each with examples."""
 for command, lines in COMMANDS.items():
     app.command(epilog=examples(*lines))(command)
 cache.app.command("calibrate", epilog=examples("lpc cache calibrate --pairs pairs.jsonl --evidence evidence.json"))(calibrate)
-cache.app.command("warm", epilog=examples("lpc cache warm bodies.jsonl --token-file token", "lpc cache warm --yesterday"))(warm)
+cache.app.command("warm", epilog=examples("lpc cache warm bodies.jsonl --token-file token", "lpc cache warm --yesterday"))(
+    warm_cache
+)
 app.add_typer(cache.app, name="cache")
 app.add_typer(lmcache.app, name="lmcache")
 app.add_typer(models.app, name="models")

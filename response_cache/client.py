@@ -197,6 +197,11 @@ class ResponseCacheClient:
         done: pb.FrequentResponse = await self._call_or_raise("Frequent", message)
         return done
 
+    async def pairs(self, message: pb.PairsRequest) -> pb.PairsResponse:
+        """Return questions of a scope with their candidates. Raises CacheError."""
+        done: pb.PairsResponse = await self._call_or_raise("Pairs", message)
+        return done
+
     async def close(self) -> None:
         """Close the connection. Flights that were not stored end soon."""
         self._held.clear()

@@ -14,7 +14,7 @@ from lpc.wire.redis_reach import RedisReach
 from predictor_service.metrics import Metrics
 from response_cache.keys.canonical import CacheRequest, Namer
 from response_cache.keys.sealing import Keys
-from response_cache.semantic.evidence import LEVELS
+from response_cache.semantic.evidence import LEVELS, Tier
 from response_cache.semantic.gate import Decision, Gate
 from response_cache.semantic.ranking import shipped
 from response_cache.semantic.threshold import Threshold
@@ -29,6 +29,7 @@ from response_cache.store.answers import Answer
 from response_cache.store.days import Days
 from response_cache.store.flights import Flights
 from response_cache.store.frequent import FrequentQuestions
+from response_cache.store.pairs import QuestionPairs
 from response_cache.store.scopes import Scopes, ScopeSettings
 from response_cache.store.shared_evidence import SharedEvidence
 from response_cache.store.store import Store
@@ -92,6 +93,7 @@ class Caches:
         client_scopes: int = 10_000,
         embedder: GivenVectors | None = None,
         make_gate: Callable[[ScopeSettings], Gate] = lambda _: OpenGate(),
+        rules: Callable[[ScopeSettings, Tier], Rules] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock or Clock()
@@ -108,14 +110,16 @@ class Caches:
         self.metrics = CacheMetrics(Metrics(), self.scopes.labels)
         evidence = SharedEvidence(self.redis, self.store.namer, embedder.encoder)
         opener = Opener(self.keys, self.metrics, self.clock)
+        self.pairs = QuestionPairs(self.redis, self.keys, self.store.namer, self.clock)
         self.semantic = SimilarQuestions(
             store=self.store,
             opener=opener,
             vectors=self.vectors,
             evidence=evidence,
             embedder=embedder,
-            rules=lambda scope, _tier: Rules(make_gate(scope)),
+            rules=rules or (lambda scope, _tier: Rules(make_gate(scope))),
             ranking=shipped(),
+            pairs=self.pairs,
         )
         self.days = Days(self.redis, self.clock)
         frequent = FrequentQuestions(self.redis, self.keys, self.store.namer, self.clock)
@@ -130,7 +134,8 @@ class Caches:
             max_entry_bytes=64 * 1024,
             client_scopes=client_scopes,
         )
-        self.upkeep = Upkeep(*(self.keys, self.store, self.scopes, self.semantic, frequent, self.metrics, self.days))
+        parts = (self.keys, self.store, self.scopes, self.semantic, frequent, self.pairs, self.metrics, self.days)
+        self.upkeep = Upkeep(*parts)
 
     async def close(self) -> None:
         await self.redis.close()

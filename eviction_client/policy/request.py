@@ -310,6 +310,7 @@ class TrackedRequest(Generic[H]):
         prompt_tokens: number of tokens in its prompt; 0: unknown.
         some_layers: tokens from the prompt's start that the cache had for some layers when it started; at most its hit: all.
         reads_cache: whether the engine may use the cache for it.
+        resendable: whether the token ids alone make the engine name the prompt's blocks as it did.
         seen: whether the prompt had been looked at then.
         spans: its blocks by their class in the queue; empty without blocks.
         newest: the class in the queue of its blocks used for the first time.
@@ -354,6 +355,7 @@ class TrackedRequest(Generic[H]):
     prompt_tokens: int = 0
     some_layers: int = 0
     reads_cache: bool = True
+    resendable: bool = False
     seen: bool = False
     spans: Spans = field(default_factory=Spans)
     newest: int = 0

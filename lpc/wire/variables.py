@@ -27,9 +27,10 @@ CACHE: Final = """
 """
 """Further fields of `response_cache.service.settings.CacheSettings`."""
 ENGINE: Final = """
-    client_certificate, client_key, hints_share, keep_waiting, load_or_compute, log_misses, lru_file, on_unknown_engine,
-    overtake_s, pooling, predictor_address, predictor_ca, predictor_token_file, redis_ca, redis_cluster, redis_password_file,
-    redis_shards, redis_timeout_s, redis_url, rule, schedule, served_model, shadow, state, tenant_floors
+    client_certificate, client_key, hints_share, keep_waiting, list_prefixes, load_or_compute, log_misses, lru_file,
+    on_unknown_engine, overtake_s, pooling, predictor_address, predictor_ca, predictor_token_file, redis_ca, redis_cluster,
+    redis_password_file, redis_shards, redis_timeout_s, redis_url, rule, schedule, served_model, shadow, state,
+    tenant_floors
 """
 """Fields of `eviction_client.settings.ClientSettings`."""
 GATEWAY: Final = """

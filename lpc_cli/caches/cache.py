@@ -151,6 +151,39 @@ def report_caches(
     report(measure, output, picture, as_json=as_json)
 
 
+@app.command("pairs", epilog=examples("lpc cache pairs --scope faq", "lpc cache pairs --scope faq --pairs pairs.jsonl"))
+def show_pairs(
+    scope: Annotated[str, typer.Option(help="Scope of the questions.")],
+    most: Annotated[int, typer.Option(min=1, max=500, help="Most pairs, the latest.")] = 100,
+    pairs: Annotated[
+        Path | None, typer.Option(help="File for the pairs with text, JSON lines, readable by its owner only: for labels.")
+    ] = None,
+    as_json: JsonOutput = False,
+    address: Address = None,
+) -> None:
+    """Show questions of this client's traffic with the candidates that the semantic tier found, to judge them.
+
+    The scope's setting `pairs` decides whether they are kept, and with their text: off, digest or text. In the file of --pairs
+    replace each null by true (one answer fits both) or false; then run `lpc cache calibrate --pairs`.
+    """
+
+    def measure() -> dict[str, Any]:
+        from lpc.cache.v1 import response_cache_pb2 as pb
+        from lpc_cli.caches import pairs as shown_pairs
+
+        found = _with_client(lambda client: client.pairs(pb.PairsRequest(scope=scope, most=most)), address)
+        if not found.known:
+            fail("no pairs: the sidecar cannot reach its Redis (LPC_CACHE_REDIS_URL); try again")
+        if found.setting == "off":
+            fail(f'scope {scope} keeps no pairs: give it "pairs": "digest" or "text" in LPC_CACHE_SCOPES')
+        if pairs is not None:
+            shown_pairs.write(found, pairs)
+        shown_pairs.print_pairs(found)
+        return {"scope": scope, "setting": found.setting, "pairs": [shown_pairs.figures_of(one) for one in found.pairs]}
+
+    report(measure, None, pairs, as_json=as_json)
+
+
 def _invalidate(message: "pb.InvalidateRequest", address: str | None) -> None:
     done = _with_client(lambda client: client.invalidate(message), address)
     if not done.done:

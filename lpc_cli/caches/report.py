@@ -75,6 +75,7 @@ def scope_of(stats: pb.ScopeStats) -> dict[str, Any]:
         "bound_in_force": stats.bound_in_force,
         "level": stats.level,
         "threshold": stats.threshold if stats.HasField("threshold") else None,
+        "similarity_set": stats.similarity if stats.HasField("similarity") else None,
         "tiers": {_name(tier): _tier(tier) for tier in stats.tiers if tier.source in pb.Source.values()},
     }
 
@@ -139,6 +140,9 @@ def _state(tier: str, found: Mapping[str, Any], scope: Mapping[str, Any]) -> str
     """Return whether a tier serves, and what it lacks."""
     if found["mode"] == "off":
         return ""
+    if tier == "semantic" and scope["similarity_set"] is not None:
+        bound = 1.0 if found["error_bound"] is None else found["error_bound"]
+        return f"from similarity {scope['similarity_set']:g} (set), at most {bound:.1%} wrong"
     if found["error_bound"] is not None:
         score = f"from {scope['threshold']:.4f}, " if tier == "semantic" and scope["threshold"] is not None else ""
         return f"{score}at most {found['error_bound']:.1%} wrong"

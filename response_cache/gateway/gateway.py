@@ -26,7 +26,15 @@ from response_cache.gateway.choice import Route
 from response_cache.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
 from response_cache.gateway.errors import CLOSE, GatewayError
 from response_cache.gateway.exchange import JSON, ClientGone, Exchange, Load
-from response_cache.gateway.headers import Directives, directives_of, for_engine, without_credentials
+from response_cache.gateway.headers import (
+    QUESTION,
+    Directives,
+    directives_of,
+    first,
+    for_engine,
+    question_value,
+    without_credentials,
+)
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.recording import Recording, ahead, replay
 from response_cache.gateway.repairing import Group
@@ -222,6 +230,8 @@ class Gateway:
             headers.append((b"x-lpc-similarity", f"{hit.similarity:.4f}".encode()))
         if hit.source != pb.SOURCE_EXACT:
             headers.append((b"x-lpc-error-bound", f"{hit.error_bound:.4f}".encode()))
+            if first(exchange.headers, QUESTION) is not None:
+                headers.append((QUESTION, question_value(hit)))
         self._metrics.answers.labels(client.name, scope, found.label).inc()
         self._metrics.first_byte_seconds.labels(found.label).observe(time.perf_counter() - exchange.began)
         await exchange.answer(200, body, headers)

@@ -4,12 +4,17 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
+from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.headers import Headers, end_to_end
 
 OURS: Final = b"x-lpc-"
 """Prefix of fields between client and gateway."""
+QUESTION: Final = b"x-lpc-question"
+"""Asks for the question that a cached answer was given to, and is its field in the answer."""
+LONGEST_QUESTION: Final = 1024
+"""Longest text of a question in a header field, encoded, in bytes. Proxies accept a few KiB for all fields."""
 ENGINE_KEYS: Final = frozenset((b"authorization", b"api-key", b"x-api-key"))
 """Credentials of engines, and of proxies with an engine's API. All callers may share one, so they do not identify a caller."""
 _CREDENTIAL: Final = re.compile(
@@ -95,3 +100,17 @@ def directives_of(headers: Iterable[tuple[bytes, bytes]]) -> Directives:
     names = {directive.partition("=")[0].strip().lower() for directive in ",".join(values).split(",")}
     store = "no-store" not in names
     return Directives(store and not names & {"no-cache", "max-age"}, store, "only-if-cached" in names)
+
+
+def question_value(hit: pb.Hit) -> bytes:
+    """Return the value of `QUESTION`: `text=` and the percent-encoded text, cut with an ellipsis, or `digest=`."""
+    if not hit.matched_question:
+        return b"digest=" + hit.question_digest.encode()
+    encoded, end = "", quote("\u2026")
+    for character in hit.matched_question:
+        one = quote(character, safe="")
+        if len(encoded) + len(one) + len(end) > LONGEST_QUESTION:
+            encoded += end
+            break
+        encoded += one
+    return b"text=" + encoded.encode()

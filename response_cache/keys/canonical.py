@@ -173,6 +173,10 @@ class Namer:
         """Return the name of a tenant within a scope."""
         return self._name(b"tenant", scope, tenant.encode())
 
+    def question(self, scope: Scope, tenant: str, text: str) -> str:
+        """Return a digest of a tenant's question, hexadecimal."""
+        return self._name(b"question", scope, tenant.encode(), text.encode("utf-8", "surrogatepass")).hex()
+
     def proof(self, *parts: bytes) -> bytes:
         """Return a MAC of these parts, 16 bytes."""
         return self._name(b"proof", *parts)

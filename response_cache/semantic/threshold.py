@@ -172,6 +172,23 @@ def thresholds(
     return found
 
 
+def at_level(
+    evidence: Evidence, level: int, alpha: float = ALPHA, judge: JudgeError = UNERRING
+) -> tuple[float, float, float, float]:
+    """Return ``bound``, ``estimate``, ``labels`` and ``share`` of :class:`Threshold` for one given level, by a single look.
+
+    The bound is 1 without a label. It is valid at the time of any one look, and not for all of them together.
+    """
+    counts = evidence.counts()
+    wrong, labels = effective(counts[: level + 1]) if counts[: level + 1].any() else (0.0, 0.0)
+    spent = alpha * JUDGES_PART if judge.different else 0.0
+    detected = 1 - judge.limit(spent)
+    bound = min(1.0, upper_limit(wrong, labels, alpha - spent) / detected) if detected > 0 else 1.0
+    estimate = min(1.0, (wrong + 0.5) / (labels + 1) / detected) if detected > 0 else 1.0
+    share = counts[: level + 1, 0].sum() / max(1, counts[:, 0].sum())
+    return bound, estimate, labels, float(share)
+
+
 def progress(evidence: Evidence, delta: float = DELTA, alpha: float = ALPHA, judge: JudgeError = UNERRING) -> EvidenceProgress:
     """Return what evidence lacks. It certifies nothing yet."""
     seen, part = _allowed(delta, alpha, judge, len(LOOKS))

@@ -32,6 +32,7 @@ from response_cache.service.upkeep import Upkeep
 from response_cache.store.days import Days
 from response_cache.store.flights import Flights
 from response_cache.store.frequent import FrequentQuestions
+from response_cache.store.pairs import QuestionPairs
 from response_cache.store.scopes import Scopes
 from response_cache.store.shared_evidence import SharedEvidence
 from response_cache.store.store import MIB, Store
@@ -111,6 +112,7 @@ def _build(
         verdicts=verdicts,
         forged=cache_metrics.forged.labels("evidence").inc,
     )
+    pairs = QuestionPairs(redis, keys, store.namer, clock.wall)
     opener = Opener(keys, cache_metrics, clock.now)
     semantic = SimilarQuestions(
         store=store,
@@ -120,6 +122,7 @@ def _build(
         embedder=embedder,
         rules=partial(rules_of, embedder),
         ranking=ranking,
+        pairs=pairs,
         judged=lambda scope, same: cache_metrics.judged(scopes.label(scope), same),
         report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
     )
@@ -139,7 +142,7 @@ def _build(
         client_scopes=settings.cache_client_scopes,
     )
     made.stack.push_async_callback(cache.counted)
-    upkeep = Upkeep(keys, store, scopes, semantic, frequent, cache_metrics, days)
+    upkeep = Upkeep(keys, store, scopes, semantic, frequent, pairs, cache_metrics, days)
     service = ResponseCacheService(cache, upkeep, settings.cache_gateways, settings.cache_invalidations, cache_metrics)
     add = partial(rpc.add_ResponseCacheServicer_to_server, service)
     keys_round = (made.reload_s, "keys", partial(asyncio.to_thread, keys.refresh))

@@ -13,6 +13,7 @@ from response_cache.semantic.evidence import Tier
 from response_cache.semantic.evidence_file import EvidenceError, read_evidence, read_judge_error
 from response_cache.semantic.gate import Gate
 from response_cache.semantic.same_answer import equal_text, same_by_embedding
+from response_cache.semantic.set_gate import SetGate
 from response_cache.semantic.threshold import UNERRING
 from response_cache.service.embedding import Embedder
 from response_cache.store.scopes import ScopeSettings
@@ -49,13 +50,14 @@ def rules_of(embedder: Embedder, settings: ScopeSettings, tier: Tier) -> Rules:
         if settings.judge == "embedding" and settings.semantic != "off":
             error = read_judge_error(settings.evidence, embedder.encoder())
             judged_by = settings.judge
-        if settings.evidence is not None and tier == "semantic":
+        if settings.evidence is not None and tier == "semantic" and settings.similarity is None:
             start = read_evidence(settings.evidence, embedder.encoder())
     except EvidenceError as failure:
         log.error("%s; the scope starts without it", failure)
-    return Rules(
-        Gate(settings.bound, 1 - settings.level, error, serves=settings.mode_of(tier) == "serve", start=start), judged_by
-    )
+    serves = settings.mode_of(tier) == "serve"
+    if tier == "semantic" and settings.similarity is not None:
+        return Rules(SetGate(settings.similarity, settings.bound, 1 - settings.level, error, serves=serves), judged_by)
+    return Rules(Gate(settings.bound, 1 - settings.level, error, serves=serves, start=start), judged_by)
 
 
 class Judging:

@@ -78,7 +78,8 @@ class CacheMetrics:
         self.redis_up = gauge("lpc_cache_redis_up", "1 while the Redis of the response caches answers, else 0.")
         self.threshold = gauge(
             "lpc_cache_threshold",
-            "Lowest score, a probability, that the semantic tier serves in a client's scope; NaN if it serves nothing.",
+            "Lowest score that the semantic tier serves in a client's scope: a probability, or the similarity that is set; "
+            "NaN if it serves nothing.",
             client=(),
             scope=(),
         )

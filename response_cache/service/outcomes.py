@@ -32,7 +32,8 @@ class CacheHit(NamedTuple):
         age_s, remaining_s: age and remaining life in seconds.
         similarity: similarity of the questions.
         error_bound: upper bound on the share of wrong answers among the tier's hits; 0 for an exact hit.
-        question: the question that the answer was stored for, if it is another one.
+        question: the question that the answer was stored for, if it is another one and the scope shows texts.
+        question_digest: keyed digest of that question; empty for an exact hit.
     """
 
     ticket: bytes
@@ -43,6 +44,7 @@ class CacheHit(NamedTuple):
     similarity: float = 1.0
     error_bound: float = 0.0
     question: str = ""
+    question_digest: str = ""
 
 
 class CacheMiss(NamedTuple):

@@ -23,6 +23,7 @@ from response_cache.keys.sealing import Keys
 from response_cache.semantic.evidence import Tier
 from response_cache.semantic.gate import Gate
 from response_cache.semantic.index import PartitionIndex
+from response_cache.semantic.set_gate import SetGate
 from response_cache.service.judging import Rules
 from response_cache.service.outcomes import InForce
 from response_cache.store import layout
@@ -148,7 +149,8 @@ class ScopesInUse:
         tenant = scope.tenants.get((name, tier))
         if tenant is None:
             rules = self._rules(scope.settings, tier)
-            place = ":".join((rules.judged_by, layout.text(name), *([] if tier == "semantic" else [tier])))
+            kind = "set" if isinstance(rules.gate, SetGate) else tier
+            place = ":".join((rules.judged_by, layout.text(name), *([] if kind == "semantic" else [kind])))
             part_of = "" if owner == name else layout.text(owner)
             tenant = scope.tenants[name, tier] = TenantTier(tier, owner, place, rules, part_of)
         tenant.used_at = asyncio.get_running_loop().time()

@@ -13,7 +13,7 @@ from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.errors import InvalidRequest
 from predictor_service.errors import Forbidden, Overloaded
-from predictor_service.rpc.callers import CALLER, MAX_CALLERS
+from predictor_service.rpc.callers import CALLER, MAX_CALLERS, Caller
 from response_cache.keys.canonical import CacheRequest, read_json
 from response_cache.service.cache import MAX_NAME, ResponseCache
 from response_cache.service.metrics import CacheMetrics
@@ -23,6 +23,7 @@ from response_cache.service.upkeep import Upkeep
 from response_cache.store.answers import Answer
 from response_cache.store.days import KEPT_DAYS
 from response_cache.store.frequent import QUESTIONS
+from response_cache.store.pairs import MOST
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ MAX_BYTES: Final = 256 * 2**10
 DAYS: Final = 7
 """Days of a report that names no number."""
 REPORTS: Final = 10
-"""Calls of Report per minute and client."""
+"""Calls of Report, and of Pairs, per minute and client."""
 RENEWALS: Final = 50.0
 """Calls of Renew per second and client."""
 MAX_RENEWED: Final = 200
@@ -176,8 +177,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         if request.days > KEPT_DAYS:
             raise InvalidRequest(f"counts are kept for {KEPT_DAYS} days: ask for at most that many")
         caller = CALLER.get()
-        if wait := caller.take("reports", REPORTS / 60, REPORTS):
-            raise Overloaded(f"client {caller.name} may call Report {REPORTS} times a minute: try again in {wait:.1f} s", wait)
+        _count_report(caller, "Report")
         return await self._upkeep.report(caller.name, request.scope or None, request.days or DAYS)
 
     async def Frequent(self, request: pb.FrequentRequest, context: Context) -> pb.FrequentResponse:  # noqa: N802
@@ -190,6 +190,17 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         found = await self._upkeep.yesterday(caller.name, request.scope, request.tenant, most) if most else []
         questions = [pb.FrequentQuestion(lookups=one.lookups, body=one.body) for one in found or ()]
         return pb.FrequentResponse(questions=questions, known=found is not None)
+
+    async def Pairs(self, request: pb.PairsRequest, context: Context) -> pb.PairsResponse:  # noqa: N802
+        """Return questions of the client's scope with their candidates."""
+        del context
+        caller = CALLER.get()
+        _count_report(caller, "Pairs")
+        found = await self._upkeep.pairs(caller.name, request.scope, min(request.most, MOST))
+        setting = self._cache.scopes.of(request.scope).pairs
+        return pb.PairsResponse(
+            pairs=[pb.Pair(**one._asdict()) for one in found or ()], known=found is not None, setting=setting
+        )
 
     def _count_invalidation(self) -> str:
         """Count a call of Invalidate; return the client's name. Raises Overloaded."""
@@ -215,6 +226,12 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
             self._warned.add(name)
             log.warning(message)
         raise Forbidden(message)
+
+
+def _count_report(caller: Caller, method: str) -> None:
+    """Count a call of a method that reads much. Raises Overloaded."""
+    if wait := caller.take(f"reports:{method}", REPORTS / 60, REPORTS):
+        raise Overloaded(f"client {caller.name} may call {method} {REPORTS} times a minute: try again in {wait:.1f} s", wait)
 
 
 def too_large(request: pb.Request) -> bool:
@@ -277,4 +294,5 @@ def _hit(hit: CacheHit) -> pb.Hit:
         remaining_s=hit.remaining_s,
         response=_response(hit.answer),
         matched_question=hit.question,
+        question_digest=hit.question_digest,
     )

@@ -43,7 +43,8 @@ class CacheSettings(ServiceSettings):
         default_factory=dict,
         description="Rules of each scope, by name; `default` applies to others. Limits: kind, mode, normalised, "
         "any_temperature, bound, level, max_entries, max_mib, tenant_entries, tenant_mib. Lives: ttl_s, semantic_ttl_s, "
-        "time_sensitive, time_sensitive_ttl_s. Evidence: evidence, judge. Warm-up: warm_up.",
+        "time_sensitive, time_sensitive_ttl_s. Evidence: evidence, judge. Warm-up: warm_up. By hand: similarity, pairs. Hits: "
+        "question.",
     )
     cache_client_scopes: int = Field(
         64,

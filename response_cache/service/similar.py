@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from lpc.wire.redis_reach import RedisAway
+from lpc.wire.redis_reach import RedisAway, RedisFailed
 from response_cache.keys.canonical import EntryId, Scope, owner_of
 from response_cache.keys.sealing import Unsealable
 from response_cache.keys.tickets import Candidate, Served, Tickets
@@ -24,6 +24,7 @@ from response_cache.semantic.gate import Decision
 from response_cache.semantic.normal import alike
 from response_cache.semantic.ranking import NEAREST, Ranking, shortlist
 from response_cache.semantic.same_answer import equal_text
+from response_cache.semantic.set_gate import evidence_score
 from response_cache.semantic.threshold import EvidenceProgress
 from response_cache.service.embedding import Embedder
 from response_cache.service.judging import Judging, Rules
@@ -34,6 +35,7 @@ from response_cache.service.scopes_in_use import ScopesInUse, TenantTier, in_for
 from response_cache.store import vectors as records
 from response_cache.store.answers import Answer
 from response_cache.store.entry import Entry, unseal
+from response_cache.store.pairs import QuestionPair, QuestionPairs
 from response_cache.store.scopes import ScopeSettings
 from response_cache.store.shared_evidence import SharedEvidence
 from response_cache.store.store import Store
@@ -45,6 +47,8 @@ CERTAIN: Final = 1.0
 """Score of all candidates of the normalised tier."""
 STORE_PATIENCE_S: Final = 2.0
 """Longest wait for a vector when an answer is stored, in seconds. Without a vector the answer cannot be a candidate."""
+NOTING: Final = 64
+"""Pairs that are written at a time; more are not kept."""
 
 
 class SimilarQuestions:
@@ -58,6 +62,7 @@ class SimilarQuestions:
         embedder: computes vectors.
         rules: returns gate and judge for a scope's settings and tier.
         ranking: ranks candidates.
+        pairs: keeps questions and their candidates, in scopes with `pairs`.
         judged: called with a scope's name and each verdict; None if the judge failed.
         report: called with client, scope and state of each scope in use.
     """
@@ -71,6 +76,7 @@ class SimilarQuestions:
         embedder: Embedder,
         rules: Callable[[ScopeSettings, Tier], Rules],
         ranking: Ranking,
+        pairs: QuestionPairs,
         judged: Callable[[str, bool | None], None] = lambda _scope, _same: None,
         report: Callable[[str, str, InForce], None] = lambda _client, _scope, _in_force: None,
     ) -> None:
@@ -83,6 +89,8 @@ class SimilarQuestions:
         self._judging = Judging(embedder)
         self._clock = clock = opener.clock
         self._ranking = ranking
+        self._pairs = pairs
+        self._noting: set[asyncio.Task[None]] = set()
         self._tickets = Tickets(store.namer)
         self._in_use = ScopesInUse(keys, vectors, evidence, embedder.encoder, rules, clock, report)
 
@@ -122,7 +130,9 @@ class SimilarQuestions:
         ]
         clusters = await self._evidence.clusters(names.scope, tenant.place, [name for name, _ in near])
         ranked = shortlist([similarity for _, similarity in near], clusters)
-        vetoed, found = False, None
+        vetoed, found, fixed = False, None, lookup.settings.similarity
+        if fixed is not None:
+            ranked = sorted(ranked, key=lambda one: -one.similarity)
         found_records, served_before = await self._store.candidates(
             names.scope, [near[one.place][0] for one in ranked], names.exact
         )
@@ -137,11 +147,31 @@ class SimilarQuestions:
             if score is None:
                 vetoed = True
             else:
-                found = (name, entry, score, one.similarity)
+                found = (name, entry, score if fixed is None else evidence_score(one.similarity, fixed), one.similarity)
         if found is None:
             return CacheMiss("vetoed" if vetoed else "cold")
         name, entry, score, similarity = found
-        return self._decided(lookup, "semantic", name, entry, score, similarity=similarity, served_before=served_before)
+        outcome = self._decided(lookup, "semantic", name, entry, score, similarity=similarity, served_before=served_before)
+        self._note(lookup, (question, entry.question), similarity, score, served=isinstance(outcome, CacheHit))
+        return outcome
+
+    def _note(self, lookup: Lookup, texts: tuple[str, str], similarity: float, score: float, *, served: bool) -> None:
+        """Keep a pair in the background, if the scope's settings and the tenant's rate allow it."""
+        scope, tenant, settings = lookup.names.scope, lookup.request.tenant, lookup.settings
+        if settings.pairs == "off" or len(self._noting) >= NOTING or not self._pairs.admits(scope, tenant):
+            return
+        pair = self._pairs.pair(scope, tenant, texts, similarity, score, served=served, text=settings.pairs == "text")
+        task = asyncio.get_running_loop().create_task(self._keep(scope, pair))
+        self._noting.add(task)
+        task.add_done_callback(self._noting.discard)
+
+    async def noted(self) -> None:
+        """Wait until the pairs of all look-ups so far are kept."""
+        await asyncio.gather(*self._noting)
+
+    async def _keep(self, scope: Scope, pair: QuestionPair) -> None:
+        with contextlib.suppress(RedisFailed):
+            await self._pairs.add(scope, pair)
 
     def _decided(
         self,
@@ -173,7 +203,8 @@ class SimilarQuestions:
                 remaining_s=min(remaining, max(0.0, settings.semantic_life_s - age)),
                 similarity=similarity,
                 error_bound=threshold.bound,
-                question=entry.question,
+                question=entry.question if settings.question == "text" else "",
+                question_digest=self._store.namer.question(names.scope, tenant, entry.question),
             )
         candidate = Candidate(names.scope, name, score, decision.value, tier)
         would = settings.mode_of(tier) == "shadow" and threshold is not None and score >= threshold.score
@@ -289,6 +320,7 @@ class SimilarQuestions:
         await self._in_use.sync(now)
 
     async def close(self) -> None:
-        """Cancel pending judgements, and share the evidence."""
+        """Write pending pairs, cancel pending judgements, and share the evidence."""
+        await self.noted()
         await self._judging.close()
         await self._in_use.close()

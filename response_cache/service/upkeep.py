@@ -15,6 +15,7 @@ from response_cache.service.outcomes import SOURCES, Reason
 from response_cache.service.similar import SimilarQuestions
 from response_cache.store.days import Days
 from response_cache.store.frequent import FrequentQuestion, FrequentQuestions
+from response_cache.store.pairs import QuestionPair, QuestionPairs
 from response_cache.store.scopes import Scopes, ScopeSettings
 from response_cache.store.store import Store
 
@@ -32,6 +33,7 @@ class Upkeep:
     scopes: Scopes
     semantic: SimilarQuestions
     frequent: FrequentQuestions
+    question_pairs: QuestionPairs
     metrics: CacheMetrics
     days: Days
 
@@ -79,6 +81,7 @@ class Upkeep:
             scopes = await self._of(client, scope)
             for one in scopes.values():
                 await self.store.invalidate(one)
+                await self.question_pairs.erase(one)
                 if erase:
                     await self.frequent.erase(one)
             return True, sum([await self.store.erase(one) for one in scopes.values()]) if erase else 0
@@ -93,6 +96,18 @@ class Upkeep:
             return await self.frequent.yesterday(self.store.namer.scope(client, scope), tenant, most)
         except RedisFailed:
             return None
+
+    async def pairs(self, client: str, scope: str, most: int) -> Sequence[QuestionPair] | None:
+        """Return questions of a client's scope with their candidates, the latest first; None if Redis did not respond."""
+        shown = self.scopes.of(scope).pairs
+        if shown == "off":
+            return []
+        try:
+            found = await self.question_pairs.read(self.store.namer.scope(client, scope), most)
+        except RedisFailed:
+            return None
+        # The setting may have been `text` when they were kept.
+        return found if shown == "text" else [pair._replace(question="", candidate="") for pair in found]
 
     async def stats(self, client: str, scope: str | None) -> Sequence[pb.ScopeStats]:
         """Return the state of a client's scope, or of all its scopes."""
@@ -158,6 +173,7 @@ class Upkeep:
             ttl_s=settings.life_s,
             bound=settings.bound,
             level=settings.level,
+            similarity=settings.similarity,
         )
 
     async def _of(self, client: str, scope: str | None) -> dict[str, Scope]:

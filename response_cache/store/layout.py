@@ -23,10 +23,12 @@
 | `lpc:rc:{S}:m:<tenant>:<day>` | zset | look-ups of a tenant's most frequent questions on one day, in scopes with `warm_up` |
 | `lpc:rc:{S}:r:<day>` | hash | `tenant:id` to the sealed request of a question that came twice |
 | `lpc:rc:{S}:o:<day>` | hash | numbers of lists and of stored requests, by client of the gateway |
+| `lpc:rc:{S}:p` | zset | sealed pairs of a question and its candidate by expiry in seconds, in scopes with `pairs` |
 | `lpc:rc:{C}:s` | hash | the client's scopes: S to the encrypted name |
 
-Evidence and clusters of the normalised tier have `:normalised` after the tenant. S, C, names and ids are HMACs in URL-safe
-base64. S covers the names of client and scope, C that of the client. Only numbers and days are stored in plain text.
+Evidence and clusters of the normalised tier have `:normalised` after the tenant, and those at a set similarity `:set`. S, C,
+names and ids are HMACs in URL-safe base64. S covers the names of client and scope, C that of the client. Only numbers and days
+are stored in plain text.
 """
 
 import contextlib

@@ -12,6 +12,8 @@ Mode: TypeAlias = Literal["off", "shadow", "serve"]
 """Mode of the semantic tier: no lookup; look up and label, but let the engine answer; serve if evidence allows it."""
 JudgeName: TypeAlias = Literal["text", "embedding"]
 """Judge of whether two answers are the same, if no caller reports it: see `response_cache.semantic.same_answer`."""
+Disclosure: TypeAlias = Literal["digest", "text"]
+"""How a question is shown: by a digest under the operator's key, or by its text."""
 KindName: TypeAlias = Literal["default", "faq", "technical_qa", "code", "creative"]
 
 HOUR: Final = 3600.0
@@ -24,6 +26,8 @@ LIFE_S: Final[Mapping[KindName, float]] = {
     "creative": HOUR,  # not used: nothing is cached, because users want different answers
 }
 """Default life of an answer by kind, in seconds."""
+LEAST_SIMILARITY: Final = 0.9
+"""Lowest similarity that an operator may set. Of unrelated questions to e5-small one in a hundred lies above 0.92."""
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=366 * 24 * HOUR, allow_inf_nan=False)]
 
 
@@ -49,11 +53,22 @@ class ScopeSettings(BaseModel):
     tenant_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 25_000
     tenant_mib: Annotated[int, Field(ge=1, le=2**20)] = 256
     judge: JudgeName = "text"
+    similarity: Annotated[float, Field(ge=LEAST_SIMILARITY, le=1)] | None = None
+    question: Disclosure = "digest"
+    pairs: Literal["off"] | Disclosure = "off"
 
     @model_validator(mode="after")
     def _semantic_hits_end_first(self) -> Self:
         if self.semantic_ttl_s is not None and self.semantic_ttl_s > self.life_s:
             raise ValueError(f"semantic_ttl_s must be at most ttl_s ({self.life_s:g}): an answer ends for both tiers then")
+        return self
+
+    @model_validator(mode="after")
+    def _similarity_applies(self) -> Self:
+        if self.similarity is not None and self.semantic == "off":
+            raise ValueError(
+                "similarity needs the semantic tier: set mode to serve or shadow, and a kind other than code and creative"
+            )
         return self
 
     @property

@@ -111,6 +111,9 @@ HOW: Final[dict[str, dict[str, How]]] = {
         "--engines http://127.0.0.1:8000": Serves("listening on"),
         "lpc report --engine http://127.0.0.1:9095": "tests/unit/test_fleet_report.py",
     },
+    "upgrade.md": {
+        "lpc warm /var/lib/lpc/prefixes-0.jsonl --engine http://127.0.0.1:8000": "tests/engine/test_warm.py",
+    },
     "response-caches.md": {
         'printf \'names: %s\\nk1: %s\\n\' "$(openssl rand -hex 32)" "$(openssl rand -hex 32)" > cache-keys': 0,
         "chmod 600 cache-keys": 0,
@@ -123,6 +126,13 @@ HOW: Final[dict[str, dict[str, How]]] = {
         '"manual": {"time_sensitive": false}}\'': Serves("listening on"),
         'curl -H "authorization: Bearer $TOKEN" http://127.0.0.1:8080/lpc/v1/feedback --json '
         '\'{"entry": "...", "wrong": true, "reason": "other_question"}\'': 0,
+        'LPC_CACHE_SCOPES=\'{"faq": {"kind": "faq", "mode": "serve", "similarity": 0.97}}\'': Serves("listening on"),
+        'LPC_CACHE_SCOPES=\'{"faq": {"kind": "faq", "mode": "shadow", "pairs": "text"}}\'': Serves("listening on"),
+        "lpc cache pairs --scope faq": "tests/integration/response_cache/test_commands.py",
+        "lpc cache pairs --scope faq --pairs pairs.jsonl": "tests/integration/response_cache/test_commands.py",
+        "lpc cache calibrate --pairs pairs.jsonl --evidence evidence.json": (
+            "tests/integration/response_cache/test_calibrate.py"
+        ),
         "lpc cache calibrate --answers answers.jsonl --evidence evidence.json": 0,
         'LPC_CACHE_SCOPES=\'{"faq": {"kind": "faq", "mode": "serve", "judge": "embedding", "evidence": "evidence.json"}}\'': (
             Serves("listening on")

@@ -39,6 +39,7 @@ from eviction_client.engines.vllm.requests import (
     kind_of,
     prompt_blocks_of,
     reply_end_of,
+    resendable,
     session_of,
     some_layers_of,
     tenant_of,
@@ -273,6 +274,7 @@ class Hooks:
                     prompt_tokens=request.num_prompt_tokens,
                     some_layers=some_layers_of(request),
                     reads_cache=not request.skip_reading_prefix_cache,
+                    resendable=resendable(request),
                     tenant=tenant_of(request),
                     category=category_of(request),
                 )

@@ -78,6 +78,12 @@ def some_layers_of(request: Request) -> int:
     return boundary if isinstance(boundary, int) and not request.num_preemptions else 0
 
 
+def resendable(request: Request) -> bool:
+    """Return whether its token ids alone name the prompt's blocks: no cache salt, LoRA adapter, image or embedding."""
+    others = request.cache_salt, request.lora_request, request.mm_features, getattr(request, "prompt_embeds", None)
+    return request.prompt_token_ids is not None and all(other is None or other == [] for other in others)
+
+
 def tenant_of(request: Request) -> str:
     """Return the digest of the cache salt, which separates tenants; empty without one."""
     return digest_of(request.cache_salt)

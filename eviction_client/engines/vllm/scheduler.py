@@ -128,6 +128,7 @@ class LearnedScheduler:
             predictor=cls.open_predictor(settings, settings.served_model or served, finder_of(vllm_config)),
             store=_store(settings, vllm_config, scheduler),
             clock=cls.clock,
+            model=served,
             background=cls.background,
         )
         if settings.tenant_floors and settings.shadow:

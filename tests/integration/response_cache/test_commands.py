@@ -1,6 +1,7 @@
 """`lpc cache` against a real sidecar and its Redis."""
 
 import json
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +13,21 @@ from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc_cli.cli import app
 from response_cache.bodies import question
+from response_cache.semantic.calibration import PairsError, read_pairs
 from response_cache.service import servicer
 from tests.caching_sidecar import ResponseCaches, response_caches
+from tests.eventually import until
 
 BODY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "It is."}, "finish_reason": "stop"}]}
 
 
-SCOPES = {"default": {}, "faq": {"kind": "faq"}, "normal": {"normalised": "serve"}}
+SCOPES = {
+    "default": {},
+    "faq": {"kind": "faq"},
+    "normal": {"normalised": "serve"},
+    "judged": {"mode": "shadow", "similarity": 0.9, "pairs": "text"},
+    "digests": {"mode": "shadow", "pairs": "digest"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +141,55 @@ def test_a_report_is_bounded_in_days_and_in_rate(caches: ResponseCaches, stub: r
         for _ in range(servicer.REPORTS + 1):
             stub.Report(pb.ReportRequest(days=100))
     assert often.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "Report" in (often.value.details() or "")
+
+
+def until_pair(stub: rpc.ResponseCacheStub, scope: str) -> None:
+    """Ask similar questions until one finds a candidate."""
+    store(stub, asked("where is the \x1b[31mlibrary of this town", scope))
+
+    def near() -> bool:
+        request = asked("well, where is the \x1b[31mlibrary of this town", scope)
+        miss = stub.Lookup(pb.LookupRequest(request=request)).miss
+        stub.Store(pb.StoreRequest(request=request, flight=miss.flight, aborted=True))
+        return bool(miss.candidate)
+
+    until(near)
+    until(lambda: len(stub.Pairs(pb.PairsRequest(scope=scope, most=1)).pairs) == 1)
+
+
+def test_pairs_are_shown_and_written_for_labels(caches: ResponseCaches, stub: rpc.ResponseCacheStub, tmp_path: Path) -> None:
+    until_pair(stub, "judged")
+    file = tmp_path / "pairs.jsonl"
+    done = run(caches, "pairs", "--scope", "judged", "--pairs", str(file))
+    assert done.exit_code == 0, done.output
+    assert "well, where is the" in done.output and "\x1b[31m" not in done.output
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    (line, *_) = map(json.loads, file.read_text().splitlines())
+    assert line["label"] is None and line["a"].startswith("where") and line["b"].startswith("well")
+    with pytest.raises(PairsError, match="line 1"):
+        read_pairs(file)
+    file.write_text(file.read_text().replace("null", "true"))
+    assert all(pair.same for pair in read_pairs(file))
+    figures = json.loads(run(caches, "pairs", "--scope", "judged", "--json").stdout)
+    assert figures["setting"] == "text" and 0.9 <= figures["pairs"][0]["similarity"] <= 1
+    until(lambda: "from similarity 0.9 (set), at most" in run(caches, "report", "--scope", "judged").output)
+
+
+def test_pairs_without_text_or_setting_are_one_clear_error(
+    caches: ResponseCaches, stub: rpc.ResponseCacheStub, tmp_path: Path
+) -> None:
+    until_pair(stub, "digests")
+    refused = run(caches, "pairs", "--scope", "digests", "--pairs", str(tmp_path / "pairs.jsonl"))
+    assert refused.exit_code == 2 and "digests only" in refused.output and not (tmp_path / "pairs.jsonl").exists()
+    shown = run(caches, "pairs", "--scope", "digests")
+    assert shown.exit_code == 0 and "library" not in shown.output
+    off = run(caches, "pairs", "--scope", "faq")
+    assert off.exit_code == 1 and "keeps no pairs" in off.output and "Traceback" not in off.output
+    assert run(caches, "pairs").exit_code == 2
+
+
+def test_calls_for_pairs_are_bounded_in_rate(caches: ResponseCaches, stub: rpc.ResponseCacheStub) -> None:
+    with pytest.raises(grpc.RpcError) as often:
+        for _ in range(servicer.REPORTS + 1):
+            stub.Pairs(pb.PairsRequest(scope="faq", most=2**32 - 1))
+    assert often.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "Pairs" in (often.value.details() or "")

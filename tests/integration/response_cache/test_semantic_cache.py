@@ -78,7 +78,7 @@ def reworded(question: str) -> str:
 async def test_labels_open_the_tier_and_complaints_shut_it(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    scopes = {"faq": ScopeSettings(kind="faq", mode="serve")}
+    scopes = {"faq": ScopeSettings(kind="faq", mode="serve", question="text")}
     async with serve_caches(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
         # In separate partitions, so that the tiny model need not distinguish them.
         for question in QUESTIONS:
@@ -143,7 +143,7 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_drift_in_one_shuts_both
         for level in range(LEVELS):
             evidence.apply([*evidence.lookup(edge(level) + 1e-4), *evidence.label(edge(level) + 1e-4, same=True)])
     write_evidence(tmp_path / "evidence.json", evidence, Embeddings(tiny_models, "tiny").encoder)
-    scopes = {"faq": ScopeSettings(kind="faq", mode="serve", evidence=tmp_path / "evidence.json")}
+    scopes = {"faq": ScopeSettings(kind="faq", mode="serve", evidence=tmp_path / "evidence.json", question="text")}
     changes = {"cache_scopes": scopes, "cache_redis_timeout_s": 5.0}
     async with (
         serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as one,

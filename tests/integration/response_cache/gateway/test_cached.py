@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import openai
@@ -20,7 +22,13 @@ from tests.integration.response_cache.gateway.conftest import CHAT, Running, a_g
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterator[ResponseCaches]:
-    scopes = {"default": {}, "off": {"kind": "creative"}, "short": {"ttl_s": 1}}
+    scopes = {
+        "default": {},
+        "off": {"kind": "creative"},
+        "short": {"ttl_s": 1},
+        "alike": {"mode": "serve", "similarity": 0.9, "question": "text", "pairs": "text"},
+        "alike-digest": {"mode": "serve", "similarity": 0.9},
+    }
     with response_caches(tmp_path_factory.mktemp("caches"), tiny_models, scopes) as made:
         yield made
 
@@ -352,3 +360,41 @@ async def test_a_cached_answer_expires_after_the_time_to_live_of_its_scope(cache
             assert cache_of(await gateway.ask(chat("short"), x_lpc_scope="short")) == "exact"
             await asyncio.sleep(1.1)
             assert cache_of(await gateway.ask(chat("short"), x_lpc_scope="short")) == "miss"
+
+
+@pytest.mark.parametrize(("scope", "form"), [("alike", "text"), ("alike-digest", "digest")])
+async def test_a_hit_names_the_original_question_on_request_as_the_scope_allows(
+    caches: ResponseCaches, scope: str, form: str
+) -> None:
+    question = "Où is the ünusual\tlibrary of this town?"
+    settings = {"gateway_scopes": {"*": (scope,)}}
+    async with (
+        serve_double(EngineDouble()) as engine,
+        a_gateway(engine, sidecar=caches.sidecar.address, **settings) as gateway,
+    ):
+        fields = {"x-lpc-scope": scope}
+        system = {"role": "system", "content": scope}
+
+        def asks(text: str) -> dict[str, Any]:
+            return {"model": "m", "messages": [system, {"role": "user", "content": text}], "temperature": 0}
+
+        await gateway.ask(asks(question), **fields)
+        await stored(gateway, 1)
+
+        numbers = itertools.count(1)  # each wording gets at most one semantic hit
+
+        async def hit(**more: str) -> httpx.Response | None:
+            answer = await gateway.ask(asks(f"{'Well, ' * next(numbers)}{question}"), **fields, **more)
+            return answer if cache_of(answer) == "semantic" else None
+
+        silent = await eventually(hit)
+        assert "x-lpc-question" not in silent.headers
+        ask = {"x-lpc-question": "yes"}
+        told = await eventually(lambda: hit(**ask))
+        kind, _, value = told.headers["x-lpc-question"].partition("=")
+        assert kind == form and float(told.headers["x-lpc-error-bound"]) <= 1
+        # An earlier wording that missed has been kept as well.
+        assert unquote(value).endswith(question) if form == "text" else len(bytes.fromhex(value)) == 16
+        exact = await gateway.ask(asks(question), **fields, **ask)
+        assert cache_of(exact) == "exact" and "x-lpc-question" not in exact.headers
+        assert all(one.header("x-lpc-question") is None for one in engine.completions)

@@ -1,10 +1,13 @@
 """Header fields that reach an engine."""
 
+from urllib.parse import unquote
+
 import pytest
 
+from lpc.cache.v1 import response_cache_pb2 as pb
 from response_cache.gateway.clients import ANONYMOUS, REFUSED_HEADERS, Tenants
 from response_cache.gateway.errors import GatewayError
-from response_cache.gateway.headers import ENGINE_KEYS, for_engine, without_credentials
+from response_cache.gateway.headers import ENGINE_KEYS, LONGEST_QUESTION, for_engine, question_value, without_credentials
 
 CREDENTIALS = (
     *("authorization", "proxy-authorization", "api-key", "x-api-key", "x-goog-api-key", "x-apikey", "xi-api-key", "apikey"),
@@ -75,3 +78,16 @@ def test_a_credential_in_the_query_never_reaches_an_engine(name: str) -> None:
 @pytest.mark.parametrize("query", [b"", b"&", b"a", b"api-version=1&max_tokens=2", b"q=api_key%3D1&cache_key=2", b"beta=true&"])
 def test_any_other_query_stays_as_it_is(query: bytes) -> None:
     assert without_credentials(query) == query
+
+
+@pytest.mark.parametrize("text", ["a\r\nset-cookie: b", "𝒳" * 400, "é" * 2000, "%", "\x00\x7f", "a" * 5000])
+def test_a_question_in_a_header_is_one_short_line_of_ascii(text: str) -> None:
+    value = question_value(pb.Hit(matched_question=text, question_digest="00")).decode("ascii")
+    kind, _, encoded = value.partition("=")
+    assert kind == "text" and len(encoded) <= LONGEST_QUESTION and encoded.isprintable() and " " not in encoded
+    found = unquote(encoded, errors="strict")
+    assert found == text or (found.endswith("…") and text.startswith(found[:-1]) and len(encoded) > LONGEST_QUESTION - 24)
+
+
+def test_without_its_text_a_question_is_a_digest() -> None:
+    assert question_value(pb.Hit(question_digest="0f")) == b"digest=0f"
