@@ -13,7 +13,7 @@ from typing import Any, Final
 
 PLAIN: Final = 2048
 """Characters or token ids of a plain prompt or `input` that count: later turns of a completion only append to them."""
-INSTRUCTIONS: Final = frozenset({"system", "developer"})
+INSTRUCTIONS: Final = ("system", "developer")
 BILLING: Final = "x-anthropic-billing-header"
 """Beginning of the line that Claude Code puts before its system prompt, with a value that changes in each request."""
 _WHITE: Final = b" \t\n\r\x0b\x0c"

@@ -29,7 +29,7 @@ REQUEST: Final = frozenset({"response", "request", "usage", "max_tokens", "max_c
 
 
 _REPLIED: Final = frozenset({*REPLIES, "request", "usage", "choices"})
-_ASKING: Final = frozenset({"user", "system", "tool"})
+_ASKING: Final = ("user", "system", "tool")
 
 
 def untimed_requests(files: Sequence[Path], *, by_fields: bool = True) -> str | None:

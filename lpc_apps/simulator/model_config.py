@@ -55,6 +55,8 @@ def read_config(model: str) -> dict[str, Any]:
         OSError: it cannot be read.
     """
     config = in_one_form(_language_model(_read(model)))
+    if not isinstance(config.get("model_type"), str):
+        config.pop("model_type", None)
     found = next((key for key in UNKNOWN if config.get(key)), None)
     if found is not None:
         raise unknown(model, f"it has {found}")

@@ -265,7 +265,7 @@ def unit_changes(own: Unit, other: Unit, where: str) -> tuple[Change, ...] | Non
     """Return what a unit has differently; None: it is another message."""
     if own.role != other.role:
         # The texts are equal from the role on, so the other prompt lacks the role only.
-        same = {own.role, other.role} == INSTRUCTIONS and own.parts == other.parts
+        same = {own.role, other.role} == set(INSTRUCTIONS) and own.parts == other.parts
         return (Change(Key("role", where), 0, len(own.role)),) if same else None
     if len(own.parts) != len(other.parts) and _whole(own.parts) == _whole(other.parts):
         return (Change(Key("parts", where), common(own.text, other.text), 0),)

@@ -251,7 +251,9 @@ def test_ctrl_c_while_the_commands_are_imported_says_so_without_a_traceback(tmp_
         assert process.stdout.readline() == b"importing\n"
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=patiently())
-    assert (process.returncode, said) == (130, b"lpc: interrupted\n")
+    # A fork of this process may print a line of its gRPC before the command runs.
+    assert process.returncode == 130
+    assert said.endswith(b"lpc: interrupted\n") and b"Traceback" not in said
 
 
 def test_signals_that_are_ignored_stay_so() -> None:
@@ -315,7 +317,9 @@ def test_a_signal_leaves_neither_files_nor_processes(
         to(process.pid, number)
         said = rest_of(process)
     assert process.returncode == 128 + number
-    *before, last = said.decode().splitlines()
+    assert b"Traceback" not in said
+    # Python's tracker of named semaphores warns after the end, in its own process, if it is slow.
+    *before, last = [line for line in said.decode().splitlines() if line.startswith("lpc: ")]
     assert last == f"lpc: {'interrupted' if number == signal.SIGINT else 'terminated'}"
     before = [line for line in before if not line.startswith("lpc: simulating: ")]  # on a busy machine
     known = [re.fullmatch(r"lpc: stopped after (\d+) runs; what follows is from these", line) for line in before]

@@ -15,6 +15,7 @@ import pytest
 
 from testing.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node, environment, program
 from testing.processes import RedisServer, Server, Sidecar, free_port
+from tests.eventually import patiently
 from tests.tuned import command
 
 if "LPC_TEST_LMCACHE" not in os.environ:
@@ -46,7 +47,7 @@ class Collector(Server):
         super().__init__(folder / "collector.log", [program(), str(script), str(self.port), str(self.file)], environment())
 
     def _serves(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=patiently(1)):
             return True
         return False
 

@@ -26,6 +26,7 @@ ODD: Final[tuple[Any, ...]] = (
     *("null", '"x"', "\ud83d" + CANARY, "-" * 5000, [], {}, [None], [[[]]], [1, CANARY], [{}], {CANARY: CANARY}, {"": None}),
     *({"type": CANARY}, {"type": None}, {"role": None}, {"type": "text"}, {"type": "text", "text": None}, [{"type": 7}]),
     *([{"role": "user", "content": [None, 3]}], [{"role": "user"}], [{"role": ["user"]}], {"messages": CANARY}, {"parts": 3}),
+    *([{"type": ["response.done"], "response": {}}], {"role": ["system"], "content": "x"}, {"type": [CANARY], "text": "x"}),
     *({"type": "tool_result"}, [{"type": "tool_result", "content": 5}], [{"type": "image"}], {"tool_calls": [None, 3, {}]}),
     *([{"type": "reasoning", "content": {"a": 1}}], {"function": 3}, {"value": {"stringValue": None}}, {"key": 3, "value": 4}),
     *({"kvlistValue": {"values": [3]}}, {"arrayValue": {"values": None}}, {"arrayValue": 3}, {"choices": [None]}, "1e400"),

@@ -13,8 +13,8 @@ from lpc.requests.repair.copies import Edited, Path, at, replaced, without
 from lpc.requests.repair.rule import Fields
 
 MOST_TEXTS: Final = 64
-_TEXTS: Final = frozenset({"text", "input_text"})
-_RESULTS: Final = frozenset({"tool", "function"})
+_TEXTS: Final = ("text", "input_text")
+_RESULTS: Final = ("tool", "function")
 
 
 def messages_of(fields: Fields) -> str | None:

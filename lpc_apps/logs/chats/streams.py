@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from lpc_apps.logs.records import Record, loads
 
-_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.done"})
+_ENDS: Final = ("response.completed", "response.incomplete", "response.done")
 """Events of the responses API that have the whole response."""
 _BLOCK: Final = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
 
