@@ -1,6 +1,6 @@
 """The beginnings of prompts that were reused most, as token ids, so that they can be sent again after an engine's restart.
 
-Only with `LPC_LIST_PREFIXES`, since token ids are text to whoever has the tokenizer. A *prefix* is the part of a prompt that an
+Only with `LPC_LIST_PREFIXES`, since token ids are text to anyone with the tokenizer. A *prefix* is the part of a prompt that an
 earlier one had filled. Its *reuses* halve in :data:`HALF_LIFE_S`. While a conversation goes on, its longer prefix takes the
 place of its shorter ones; those that other conversations have used stay.
 

@@ -22,7 +22,7 @@ LONGEST: Final = 4 * 2**10
 BURST: Final = 20.0
 PER_S: Final = 1 / 60
 OWNERS: Final = 10_000
-"""Tenants whose rates are remembered. More forget them all, which lets a burst of each through again."""
+"""Tenants whose rates are remembered. Above that all rates are dropped, which lets a burst of each through again."""
 
 _ADD: Final = f"""{layout.READ}
 local key = KEYS[1]
