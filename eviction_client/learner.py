@@ -276,7 +276,7 @@ class Learner:
         if self.prefixes is None or self._state is None or not (lines := self._state.read_prefixes()):
             return
         try:
-            self.prefixes.go_on(lines, now, BlockHash)
+            self.prefixes.go_on(lines, self._model, now, BlockHash)
         except ValueError as error:
             logger.warning("learned prefix cache: the list in %s is not used: %s", self._state.prefixes, error)
 

@@ -1,6 +1,6 @@
 """The beginnings of prompts that were reused most, as token ids, so that they can be sent again after an engine's restart.
 
-Only with `LPC_LIST_PREFIXES`, since token ids are text to whoever has the tokenizer. A *prefix* is the part of a prompt that an
+Only with `LPC_LIST_PREFIXES`, since token ids are text to anyone with the tokenizer. A *prefix* is the part of a prompt that an
 earlier one had filled. Its *reuses* halve in :data:`HALF_LIFE_S`. While a conversation goes on, its longer prefix takes the
 place of its shorter ones; those that other conversations have used stay.
 
@@ -118,27 +118,30 @@ class Prefixes(Generic[H]):
                 yield b"," * (start > 0) + ",".join(map(str, one.tokens[start : start + PIECE])).encode()
             yield b"]}\n"
 
-    def go_on(self, lines: Sequence[Any], now: float, block: Callable[[bytes], H]) -> None:
+    def go_on(self, lines: Sequence[Any], model: str, now: float, block: Callable[[bytes], H]) -> None:
         """Take over an earlier process's file, so that two restarts in succession do not lose it. Raises ValueError.
 
         Args:
             lines: the JSON values of its lines.
+            model: see :meth:`saved`. Token ids of another model are another text.
             now: seconds.
             block: returns the block of a name.
         """
         try:
             (at,) = finite([lines[0]["at"]], 1)
             since = now - max(0.0, time.time() - at)
-            if lines[0]["format"] != FORMAT or lines[0]["block_tokens"] != self._block_tokens:
-                raise ValueError("another format")
-            for line in lines[1:]:
+            head = lines[0]["format"], lines[0]["block_tokens"], lines[0]["model"]
+            usable = head == (FORMAT, self._block_tokens, model)
+            for line in lines[1:] if usable else ():
                 (reuses,) = finite([line["reuses"]], 1)
                 one = Prefix(array("I", line["tokens"]), max(reuses, 0.0), since, line["shared"] is True)
                 self._found[block(bytes.fromhex(line["block"]))] = one
                 self.tokens += len(one.tokens)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             self._found, self.tokens = {}, 0
-            raise ValueError(type(error).__name__) from error
+            raise ValueError(f"it is damaged ({type(error).__name__})") from error
+        if not usable:
+            raise ValueError("it is of another model, block size or version")
         self._trim(now)
 
     def _shared(self, request: TrackedRequest[H], depth: int) -> bool:

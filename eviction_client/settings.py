@@ -76,7 +76,7 @@ class ClientSettings(RedisSettings):
         ge=0,
         le=200,
         description="prompts' beginnings that were reused most, of which the plug-in keeps the token ids in a file in "
-        "LPC_STATE, for `lpc warm` after a restart of vLLM. Token ids are text to whoever has the tokenizer. 0: none",
+        "LPC_STATE, for `lpc warm` after a restart of vLLM. Token ids are text to anyone with the tokenizer. 0: none",
     )
     keep_waiting: bool = Field(
         default=True, description="evict last what waiting requests will hit, those needed soonest the very last"

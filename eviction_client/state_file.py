@@ -18,7 +18,7 @@ from typing import Any, Final
 from eviction_client.pace import pause
 from eviction_client.policy.guard import finite
 from lpc.errors import LpcError
-from lpc.files import locked, writing
+from lpc.files import locked, sweep, writing
 
 logger = logging.getLogger(__name__)
 
@@ -105,10 +105,11 @@ class StateFile:
             return None
 
     def discard_prefixes(self) -> None:
-        """Delete the list of prefixes, which an earlier process has left."""
+        """Delete the list of prefixes that an earlier process has left, also if it was killed while it wrote one."""
         if self.prefixes is not None:
             with contextlib.suppress(OSError):
                 self.prefixes.unlink(missing_ok=True)
+                sweep(self.prefixes.parent, self.prefixes.name, older_s=-1.0)
 
     @property
     def prefixes(self) -> Path | None:

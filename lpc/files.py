@@ -126,13 +126,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sweep(folder: Path, names: str) -> None:
-    """Remove temporary files that are older than STALE_S, because killed writers have left them. Raises OSError.
+def sweep(folder: Path, names: str, *, older_s: float = STALE_S) -> None:
+    """Remove temporary files that killed writers have left. Raises OSError.
 
     A file from the future was written before the clock was set back, and is removed as well.
 
     Args:
         names: name of the files that were to be replaced, or a pattern.
+        older_s: age from which a file counts as left, in seconds; negative if there can be no other writer: all of them.
     """
     with os.scandir(folder) as entries:
         found = [Path(entry.path) for entry in entries if _is_partial(entry.name, names)]
@@ -146,7 +147,7 @@ def sweep(folder: Path, names: str) -> None:
         probe.unlink(missing_ok=True)
     for path in found:
         with contextlib.suppress(FileNotFoundError):  # another writer has removed it
-            if abs(now - path.stat().st_mtime) > STALE_S:
+            if abs(now - path.stat().st_mtime) > older_s:
                 path.unlink()
 
 

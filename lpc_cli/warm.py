@@ -69,10 +69,11 @@ def warm(
 def read(path: Path) -> Listed:
     """Return a file's prefixes. Raises WarmError, which quotes nothing of it."""
     try:
-        if path.stat().st_size > MOST_BYTES:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)  # of a pipe or device the size is unknown
+        if len(text) > MOST_BYTES:
             raise WarmError(f"{path} has more than {MOST_BYTES >> 20} MiB: name a file prefixes-*.jsonl of LPC_STATE")
-        with path.open(encoding="ascii") as file:
-            head, *lines = map(json.loads, file)
+        head, *lines = map(json.loads, text.decode("ascii").splitlines())
         found = [line["tokens"] for line in lines]
         valid = head["format"] == FORMAT and isinstance(head["model"], str) and all(map(_are_ids, found))
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -120,7 +121,8 @@ class Engine:
 
     def _ask(self, path: str, body: Any) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        asked = urllib.request.Request(self._address.with_path(self._address.path + path).url, data, self._headers)
+        address = self._address.with_path(self._address.path.removesuffix("/v1") + path)
+        asked = urllib.request.Request(address.url, data, self._headers)
         try:
             with self._open(asked, timeout=TIMEOUT_S) as answer:
                 found = json.loads(answer.read(MOST_ANSWER))
@@ -157,7 +159,7 @@ def run(
 ) -> dict[str, int]:
     """Send prefixes in order. Return how many were sent, their tokens, and what was cached or failed.
 
-    Raises WarmError if the model is not at the engine, or after `IN_VAIN` failures in succession.
+    Raises WarmError if the model is not at the engine, after `IN_VAIN` failures in succession, or if all requests failed.
     """
     done = {"sent": 0, "tokens": 0, "cached_tokens": 0, "failed": 0}
     served, name = engine.models(), model or listed.model
@@ -167,6 +169,7 @@ def run(
             "is the same model under another name, give --model"
         )
     in_vain = planned = 0
+    latest: WarmError | None = None
     for tokens in listed.prefixes[:most]:
         if planned + len(tokens) > most_tokens:
             continue
@@ -174,6 +177,7 @@ def run(
         try:
             whole, cached = engine.prefill(name, tokens)
         except WarmError as error:
+            latest = error
             done["failed"] += 1
             in_vain += 1
             if in_vain == IN_VAIN:
@@ -184,4 +188,6 @@ def run(
             done["tokens"] += whole
             done["cached_tokens"] += cached
         sleep(1 / rate)
+    if latest is not None and not done["sent"]:
+        raise WarmError(f"no request succeeded, the last one: {latest}")
     return done

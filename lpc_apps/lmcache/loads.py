@@ -1,6 +1,6 @@
 """Load or compute, from outside of the engine: what LMCache's node loads for a look-up, by what its loads and the prefill took.
 
-The node decides before it searches, so it knows how many tokens a look-up may hit, not how many it hits. All or nothing is
+The node decides before it searches, when only the most tokens that a look-up can hit are known. All or nothing is
 loaded. The seconds of a load are those of the search with its fetch into memory, and those of the copy to the engine. The
 seconds of prefill show in the stores: an engine stores what it has computed, after each step. A request also waits in the
 engine, so the low end of these times is taken.

@@ -171,6 +171,10 @@ def show_pairs(
         from lpc.cache.v1 import response_cache_pb2 as pb
         from lpc_cli.caches import pairs as shown_pairs
 
+        if not scope:
+            raise UsageError("the scope is empty; requests without a scope belong to the scope default")
+        if pairs is not None:
+            shown_pairs.check_new(pairs)
         found = _with_client(lambda client: client.pairs(pb.PairsRequest(scope=scope, most=most)), address)
         if not found.known:
             fail("no pairs: the sidecar cannot reach its Redis (LPC_CACHE_REDIS_URL); try again")

@@ -27,6 +27,12 @@ def print_pairs(found: pb.PairsResponse) -> None:
     console().print(table)
 
 
+def check_new(path: Path) -> None:
+    """Raise UsageError if there is a file, which may have a person's labels."""
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"{path} exists, and may have labels: name another file with --pairs, or move it")
+
+
 def write(found: pb.PairsResponse, path: Path) -> None:
     """Write the pairs with text as input of `lpc cache calibrate --pairs`, without labels. Raises UsageError, OSError."""
     if found.setting != "text":

@@ -1,6 +1,6 @@
 """The gate of a semantic tier whose threshold the operator has set as a similarity.
 
-It serves every candidate from that similarity on, whatever the evidence says; 5% of them are audited. The evidence has the
+It serves every candidate from that similarity on, regardless of the evidence; 5% of them are audited. The evidence has the
 similarity as its score, and is kept apart from that of the scope's probabilities. So the upper limit on the share of wrong
 answers follows from the threshold, instead of the threshold from a limit. Nothing shuts this gate.
 """

@@ -358,11 +358,16 @@ def _amounts(outcome: CacheHit | CacheMiss) -> dict[str, int]:
     }
 
 
+def check_names(*names: str) -> None:
+    """Raise InvalidRequest if the name of a scope or tenant is too long. Names of scopes are kept in memory."""
+    if max(map(len, names)) > MAX_NAME:
+        raise InvalidRequest(f"a scope or tenant is longer than {MAX_NAME} characters: shorten it")
+
+
 def _check(request: CacheRequest) -> None:
     """Raise InvalidRequest if a request is invalid."""
     if not request.model:
         raise InvalidRequest("the request names no model: send the model's name at the engine")
     if not request.messages and request.prompt is None and not request.parameters:
         raise InvalidRequest("the request is empty: send messages or prompt")
-    if max(len(request.scope), len(request.tenant)) > MAX_NAME:
-        raise InvalidRequest(f"a scope or tenant is longer than {MAX_NAME} characters: shorten it")
+    check_names(request.scope, request.tenant)

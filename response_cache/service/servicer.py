@@ -15,7 +15,7 @@ from lpc.errors import InvalidRequest
 from predictor_service.errors import Forbidden, Overloaded
 from predictor_service.rpc.callers import CALLER, MAX_CALLERS, Caller
 from response_cache.keys.canonical import CacheRequest, read_json
-from response_cache.service.cache import MAX_NAME, ResponseCache
+from response_cache.service.cache import MAX_NAME, ResponseCache, check_names
 from response_cache.service.metrics import CacheMetrics
 from response_cache.service.opening import offload
 from response_cache.service.outcomes import CacheHit, CacheMiss
@@ -161,6 +161,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         what = request.WhichOneof("what")
         if what is None or (what == "everything" and not request.everything):
             raise InvalidRequest("nothing to invalidate: set scope or everything")
+        check_names(request.scope)
         client = self._count_invalidation()
         scope = request.scope if what == "scope" else None
         done, erased = await self._upkeep.invalidate(client, scope=scope, erase=request.erase)
@@ -169,11 +170,13 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsResponse:  # noqa: N802
         """Return entries and thresholds of the client's scopes."""
         del context
+        check_names(request.scope)
         return pb.StatsResponse(scopes=await self._upkeep.stats(CALLER.get().name, request.scope or None))
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:  # noqa: N802
         """Return counts by scope and day of the client's scopes."""
         del context
+        check_names(request.scope)
         if request.days > KEPT_DAYS:
             raise InvalidRequest(f"counts are kept for {KEPT_DAYS} days: ask for at most that many")
         caller = CALLER.get()
@@ -186,6 +189,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         caller = CALLER.get()
         caller.admit(1)
         self._check_tenant(request.tenant)
+        check_names(request.scope, request.tenant)
         most = min(request.most, QUESTIONS)
         found = await self._upkeep.yesterday(caller.name, request.scope, request.tenant, most) if most else []
         questions = [pb.FrequentQuestion(lookups=one.lookups, body=one.body) for one in found or ()]
@@ -194,6 +198,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
     async def Pairs(self, request: pb.PairsRequest, context: Context) -> pb.PairsResponse:  # noqa: N802
         """Return questions of the client's scope with their candidates."""
         del context
+        check_names(request.scope)
         caller = CALLER.get()
         _count_report(caller, "Pairs")
         found = await self._upkeep.pairs(caller.name, request.scope, min(request.most, MOST))

@@ -1,8 +1,8 @@
 """Questions of own traffic with the candidates that the semantic tier found for them, so that people can judge them.
 
 Only scopes with `pairs` keep them, sealed and bound to their scope. A scope has at most `MOST`, for `LIFE_S`; a new one takes
-the place of the oldest. In each process a tenant adds at most `BURST` at once and `PER_S` after that, so that a flood of one
-tenant's leaves most places to the others, and the pairs spread over time.
+the place of the oldest. In each process a tenant adds at most `BURST` at once and `PER_S` after that. So the pairs spread over
+time, and a tenant that floods one process needs eight hours for all places.
 """
 
 import json
@@ -22,7 +22,7 @@ LONGEST: Final = 4 * 2**10
 BURST: Final = 20.0
 PER_S: Final = 1 / 60
 OWNERS: Final = 10_000
-"""Tenants whose rates are remembered. More forget them all, which lets a burst of each through again."""
+"""Tenants whose rates are remembered. Above that all rates are dropped, which lets a burst of each through again."""
 
 _ADD: Final = f"""{layout.READ}
 local key = KEYS[1]

@@ -55,7 +55,7 @@ class ScopeSettings(BaseModel):
     judge: JudgeName = "text"
     similarity: Annotated[float, Field(ge=LEAST_SIMILARITY, le=1)] | None = None
     question: Disclosure = "digest"
-    pairs: Literal["off"] | Disclosure = "off"
+    pairs: Literal["off", "digest", "text"] = "off"
 
     @model_validator(mode="after")
     def _semantic_hits_end_first(self) -> Self:

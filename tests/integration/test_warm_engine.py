@@ -33,7 +33,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self._answer(200, self.server.models)
+        self._answer(200 if self.path == "/v1/models" else 404, self.server.models)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -96,7 +96,8 @@ def test_the_key_is_sent_and_follows_no_redirect(server: Server, tmp_path: Path)
     assert done.exit_code == 0 and "sent 1" in done.output and server.keys == ["Bearer secret"]
     server.status = 302
     engine = Engine(Address.parse(server.url), "secret")
-    assert run(engine, read(file), sleep=lambda _: None)["failed"] == 1
+    with pytest.raises(WarmError, match="HTTP 302"):
+        run(engine, read(file), sleep=lambda _: None)
     assert len(server.asked) == 2
 
 
@@ -105,6 +106,20 @@ def test_a_run_ends_after_failures_in_succession(server: Server, tmp_path: Path)
     file = write(tmp_path / "a", *([number] * 10 for number in range(20)))
     done = warm(str(file), "--engine", server.url, "--rate", "1000")
     assert done.exit_code == 1 and "HTTP 500" in done.output and len(server.asked) == IN_VAIN
+
+
+def test_a_run_of_which_every_request_failed_is_a_failure_with_its_reason(server: Server, tmp_path: Path) -> None:
+    server.status = 400
+    file = write(tmp_path / "a", [1] * 10, [2] * 10)
+    done = warm(str(file), "--engine", server.url, "--rate", "1000")
+    assert done.exit_code == 1 and "HTTP 400" in done.output and len(server.asked) == 2
+
+
+def test_a_base_url_with_v1_is_the_same_engine(server: Server, tmp_path: Path) -> None:
+    file = write(tmp_path / "a", [1] * 10)
+    for url in (server.url + "/v1", server.url + "/v1/", server.url + "/"):
+        assert warm(str(file), "--engine", url, "--rate", "1000").exit_code == 0
+    assert len(server.asked) == 3
 
 
 @pytest.mark.parametrize(
@@ -129,6 +144,12 @@ def test_a_file_that_is_no_list_is_one_clear_error(server: Server, tmp_path: Pat
     done = warm(str(tmp_path / "a"), "--engine", server.url)
     assert done.exit_code == 1 and "is not a list of prefixes" in done.output and "secret" not in done.output
     assert server.asked == []
+
+
+def test_a_file_without_an_end_is_one_clear_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lpc_cli.warm.MOST_BYTES", 1 << 20)
+    done = warm("/dev/zero", "--engine", server.url)
+    assert done.exit_code == 1 and "more than 1 MiB" in done.output and server.asked == []
 
 
 def test_what_is_wrong_at_the_engine_is_one_clear_error(server: Server, tmp_path: Path) -> None:

@@ -148,6 +148,8 @@ SOUND: list[tuple[str, Row]] = [
     ("chat", {"cache_reference_id": "00000000-0000-0000-0000-000000000000", "span_attributes": {"type": "llm"}}),
     ("chat", {"source": "semantic-search", "served_by": "cache-warmer-3", "meta": {"cache_hit": False}, "success": "true"}),
     ("chat", {"upstream_status": "502, 200", "cache_type": "semantic", "finish_reason": "error", "from_prompt_cache": True}),
+    ("chat", {"metadata": {"build_status": "failed", "ticket_status": "rejected"}, "tags": {"last_outcome": "blocked"}}),
+    ("langfuse", {"metadata": {"payment_status": "failed"}}),
     ("litellm", {"status": "success", "cache_hit": "None", "error_str": None}),
     ("litellm", {"error_information": {"error_code": "", "traceback": ""}, "status_fields": {"llm_api_status": "success"}}),
     ("langfuse", {"level": "DEFAULT", "metadata": {"cache_hit": False}}),

@@ -203,6 +203,31 @@ def test_a_damaged_list_is_replaced(tmp_path: Path, text: str, caplog: pytest.Lo
     assert lines_of(tmp_path)[1][0]["tokens"] == SYSTEM
 
 
+def test_a_list_of_another_model_is_not_passed_on_under_this_ones_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = Served(tmp_path)
+    for number in range(3):
+        old.serve(SYSTEM + question(number))
+    old.close()
+    new = Served(tmp_path, model="of another tokenizer")
+    new.serve(question(9))
+    new.close()
+    head, lines = lines_of(tmp_path)
+    assert head["model"] == "of another tokenizer" and lines == []
+    assert "of another model" in caplog.text
+
+
+def test_switching_it_off_deletes_what_a_killed_engine_had_written_in_part(tmp_path: Path) -> None:
+    partial = tmp_path / ".prefixes-0.jsonl.0123456789abcdef"
+    partial.write_text("[1, 2, 3")
+    others = [tmp_path / ".prefixes-1.jsonl.0123456789abcdef", tmp_path / ".prefixes-0.jsonl.mine"]
+    for other in others:
+        other.write_text("")
+    Served(tmp_path, most=0).close()
+    assert not partial.exists() and all(other.exists() for other in others)
+
+
 def test_off_by_default_and_switching_it_off_deletes_the_list(tmp_path: Path) -> None:
     assert ClientSettings().list_prefixes == 0
     served = Served(tmp_path)

@@ -257,7 +257,8 @@ class Hooks:
             if not request.is_finished():
                 self.preemptions.freed(request)
             else:
-                self.preemptions.ended(request)
+                if self.preemptions.pending:
+                    self.preemptions.ended(request)
                 self.keep.leave(id_of(request))
                 size = self._hash_block_size
                 self.plugin.in_use(self._blocks - self._free_blocks_of())

@@ -33,7 +33,8 @@ FAILED: Final = frozenset(
 )
 """Words of a status, an outcome or a state."""
 OUTCOMES: Final = {*STATUS, "state", "outcome", "result", "llm_api_status", "response_type"}
-"""Fields of an outcome, as are those whose names end in OUTCOME and do not have the word cache."""
+"""Fields of an outcome. So are those of the record itself whose names end in OUTCOME and do not have the word cache: in objects
+that callers fill, such as metadata, `build_status` is of something else."""
 OUTCOME: Final = ("_status", "_status_code", "_outcome")
 SUCCESS: Final = ("success", "ok", "is_ok", "is_success", "succeeded", "successful")
 """Fields that are false for a failed call."""
@@ -98,8 +99,10 @@ def refuse_uncomputed(*records: Mapping[str, Any], replied: bool) -> None:
         records: the record, and objects in it that may contain these fields.
         replied: whether there is a reply, so that an error is a note on a call that was computed.
     """
-    for fields in (found for record in records for found in _with_inner(record)):
-        for name in (name for name in fields if name in OUTCOMES or (name.endswith(OUTCOME) and "cache" not in name)):
+    for place, fields in enumerate(found for record in records for found in _with_inner(record)):
+        for name in fields:
+            if name not in OUTCOMES and not (place == 0 and name.endswith(OUTCOME) and "cache" not in name):
+                continue
             value = fields[name]
             value = first_of(value, "code", "status_code", "statusCode") if isinstance(value, dict) else value
             code = count_of(value)

@@ -188,6 +188,22 @@ def test_pairs_without_text_or_setting_are_one_clear_error(
     assert run(caches, "pairs").exit_code == 2
 
 
+@pytest.mark.parametrize("kind", ["labels", "link", "device"])
+def test_pairs_replace_no_file(caches: ResponseCaches, stub: rpc.ResponseCacheStub, tmp_path: Path, kind: str) -> None:
+    """It may have labels; a device would be no device any more."""
+    until_pair(stub, "judged")
+    (file := tmp_path / "pairs.jsonl").write_text(labelled := '{"a": "x", "b": "y", "label": true}\n')
+    (link := tmp_path / "link").symlink_to("/dev/null" if kind == "device" else file)
+    done = run(caches, "pairs", "--scope", "judged", "--pairs", str(file if kind == "labels" else link))
+    assert done.exit_code == 2 and "exists" in done.output and "labels" in done.output
+    assert file.read_text() == labelled and link.is_symlink()
+
+
+def test_pairs_of_an_empty_scope_are_refused(caches: ResponseCaches) -> None:
+    done = run(caches, "pairs", "--scope", "")
+    assert done.exit_code == 2 and "default" in done.output
+
+
 def test_calls_for_pairs_are_bounded_in_rate(caches: ResponseCaches, stub: rpc.ResponseCacheStub) -> None:
     with pytest.raises(grpc.RpcError) as often:
         for _ in range(servicer.REPORTS + 1):

@@ -70,6 +70,25 @@ async def reason(stub: rpc.ResponseCacheStub, message: pb.Request, **fields: obj
     return "HIT" if found.HasField("hit") else pb.Reason.Name(found.miss.reason).removeprefix("REASON_")
 
 
+async def test_no_call_makes_the_sidecar_remember_a_long_name_of_a_scope(
+    tiny_models: Path, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """The names of scopes are kept in memory, ten thousand of them."""
+    for scope, code in (("s" * 256, None), ("s" * 257, grpc.StatusCode.INVALID_ARGUMENT)):
+        async with serve_caches(
+            tiny_models, tmp_path, redis_server.url, cache_scopes={"default": ScopeSettings(pairs="text", warm_up=True)}
+        ) as stub:
+            calls = (
+                stub.Stats(pb.StatsRequest(scope=scope)),
+                stub.Report(pb.ReportRequest(scope=scope)),
+                stub.Invalidate(pb.InvalidateRequest(scope=scope)),
+                stub.Frequent(pb.FrequentRequest(scope=scope, most=1)),
+                stub.Pairs(pb.PairsRequest(scope=scope, most=1)),
+            )
+            found = [getattr(one, "code", lambda: None)() for one in await asyncio.gather(*calls, return_exceptions=True)]
+            assert found == [code] * len(calls)
+
+
 async def test_an_answer_is_returned_as_it_was_sent(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
     async with serve_caches(tiny_models, tmp_path, redis_server.url) as stub:
         miss = (await stub.Lookup(pb.LookupRequest(request=request()))).miss
