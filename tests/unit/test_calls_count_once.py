@@ -104,6 +104,7 @@ UNCOMPUTED: list[tuple[str, Row, str]] = [
     ("chat", {"served_by": "semantic-cache"}, "answered by a cache"),
     ("chat", {"source": "cache"}, "answered by a cache"),
     ("chat", {"from_semantic_cache": True}, "answered by a cache"),
+    ("chat", {"cache": {"type": "HIT"}}, "answered by a cache"),
     ("chat", {"request_status": "failed"}, "failed call"),
     ("chat", {"upstream_status": "502 Bad Gateway"}, "failed call"),
     ("chat", {"status": "blocked"}, "failed call"),

@@ -129,6 +129,8 @@ def refuse_uncomputed(*records: Mapping[str, Any], replied: bool) -> None:
                 raise OtherRecord("answered by a cache")
         if any(isinstance(value := fields.get(name), str) and _FROM_CACHE.match(value) for name in SOURCES):
             raise OtherRecord("answered by a cache")
+        if str(fields.get("cache_type")).lower() == "hit":  # elsewhere the cache's kind, which also a miss has
+            raise OtherRecord("answered by a cache")
         source = fields.get("cache_reference_id")  # of Helicone: the request whose answer was returned
         if isinstance(source, str) and source.strip("0-"):
             raise OtherRecord("answered by a cache")
