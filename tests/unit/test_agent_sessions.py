@@ -112,8 +112,10 @@ def test_ids_that_are_not_those_of_the_prompt_are_counted(tmp_path: Path) -> Non
     assert (len(trace.requests), trace.skipped.counts) == (21, {"hash_ids are not those of the prompt's tokens": 2})
 
 
-def test_a_sub_agent_with_ids_of_another_scope_is_counted(tmp_path: Path) -> None:
-    helper = {"t": 1, "requests": [call(0, 1)], "hash_id_scope": "local"}
-    trace = read(tmp_path, session("a", call(0, 1), helper), session("b", call(0, 1), helper, hash_id_scope="global"))
-    assert trace.skipped.counts == {"hash_id_scope of a sub-agent is not its session's": 1}
-    assert len(trace.requests) == 2
+@pytest.mark.parametrize("scope", ["global", "tenant", 1, ["local"]])
+def test_a_call_or_sub_agent_with_ids_of_another_scope_is_counted(tmp_path: Path, scope: object) -> None:
+    own, inside = call(5, 1, 2, hash_id_scope=scope), {"t": 1, "requests": [call(0, 1)], "hash_id_scope": scope}
+    same = session("e", call(0, 1), call(5, 1, 2, hash_id_scope="local"), call(9, 1, 2, hash_id_scope=None), hash_id_scope=None)
+    trace = read(tmp_path, session("a", call(0, 1)), session("b", call(0, 1), own), session("c", call(0, 1), inside), same)
+    assert trace.skipped.counts == {"hash_id_scope of a request or a sub-agent is not its session's": 2}
+    assert len(trace.requests) == 4

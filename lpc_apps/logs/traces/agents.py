@@ -196,8 +196,8 @@ def _session(record: object) -> _Session:
     name = record.get("id")
     if not isinstance(name, str | int) or isinstance(name, bool):
         raise WrongRecord("id is neither text nor a whole number")
-    scope = record.get("hash_id_scope", "local")
-    if scope not in ("local", "global", None):
+    scope = record.get("hash_id_scope") or "local"
+    if scope not in ("local", "global"):
         raise WrongRecord("hash_id_scope is neither local nor global")
     conversations: list[list[_Call]] = []
     size = tokens(record, "block_size", 1)
@@ -216,9 +216,9 @@ def _gather(calls: object, start: float, conversations: list[list[_Call]], size:
     conversations.append(own)
     retries = 0
     for call in calls:
+        if (call.get("hash_id_scope") or scope) != scope:
+            raise WrongRecord("hash_id_scope of a request or a sub-agent is not its session's")
         inside = [value for key, value in call.items() if key == "requests" or _are_calls(value)]
-        if inside and call.get("hash_id_scope", scope) != scope:
-            raise WrongRecord("hash_id_scope of a sub-agent is not its session's")
         if call.get("hash_ids") and call.get("in") != 0:
             own.append(_call(call, start, size))
         elif not inside:
