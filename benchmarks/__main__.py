@@ -267,6 +267,19 @@ def bench_gateway(
     report(lambda: gateway.run(models, model, quick=quick), output)
 
 
+@app.command("choice")
+def bench_choice(
+    conversations: Annotated[int, typer.Option(min=1, help="Live conversations.")] = 10_000,
+    engines: Annotated[int, typer.Option(min=1, help="Engines behind the gateway.")] = 64,
+    requests: Annotated[int, typer.Option(min=100, help="Measured requests of each router.")] = 20_000,
+    output: Output = None,
+) -> None:
+    """Time that the gateway's choice of an engine and its queue add to a request that is not held, and their memory."""
+    from benchmarks import choice
+
+    report(lambda: choice.run(conversations=conversations, engines=engines, requests=requests), output)
+
+
 @app.command("repair")
 def bench_repair(quick: Quick = False, output: Output = None) -> None:
     """Time that repair rules add to a request in the gateway."""

@@ -120,16 +120,22 @@ class Held:
 
     def hand_on(self, now: float) -> Sending | None:
         """Return the next request, which the engine gets now; None: none is held, or the engine has enough."""
-        if not self._waiting:
-            return None
-        if self._engine.due:
-            self._engine.end_due(now)
-        self._handed = {one: until for one, until in self._handed.items() if one.open and until > now}
-        if self._handed and self._excess_s(now) >= 0:
+        if not self._waiting or not self._has_room(now):
             return None
         sending = self._waiting.take()
         self.hand(sending, now)
         return sending
+
+    def has_room(self, now: float) -> bool:
+        """Return whether a request that arrives now need not be held."""
+        return not self._waiting and self._has_room(now)
+
+    def _has_room(self, now: float) -> bool:
+        if self._engine.due:
+            self._engine.end_due(now)
+        if self._handed:
+            self._handed = {one: until for one, until in self._handed.items() if one.open and until > now}
+        return not self._handed or self._excess_s(now) < 0
 
     def _warm_first(self) -> WarmFirst[Sending]:
         capacity = self.cache.capacity

@@ -271,7 +271,8 @@ class ByCost:
             match = router.known.match(route.prompt)
             kind = "new" if match.home is None else "home" if match.home == number else "moved"
             self._routes[kind].inc()
-            self._count_copies(match, number)
+            missing, nowhere = router.missing(match, number), router.missing_everywhere(match)
+            self._count_copies(match.tokens, missing, nowhere)
             home = None if match.home is None else self._engines.all[match.home]
             left = None if home is None or (home.ready and home not in failed) else match.home
             queue = self._queue if self._queue is not None and self._queue.knows(number) else None
@@ -284,22 +285,24 @@ class ByCost:
                 queue.passes(sending)
             if self._peers is not None:
                 self._peers.sent(sending, held=held, left=left)
-            elsewhere = router.missing_everywhere(match) + MOST_EQUAL < router.missing(match, number)
             visit = _Seen(
                 *(router, sending, route, self._queue, self._clock, self._tokens[engine.name].count, self._peers),
                 held=held,
-                elsewhere=elsewhere,
+                elsewhere=nowhere + MOST_EQUAL < missing,
             )
             try:
                 yield visit
             finally:
                 visit.end()
 
-    def _count_copies(self, match: Match, number: int) -> None:
-        """Count where the tokens of a prompt are believed to be cached when an engine is sent it."""
-        missing, nowhere = self._router.missing(match, number), self._router.missing_everywhere(match)
-        tokens = match.tokens - missing, max(missing - nowhere, 0), min(missing, nowhere)
-        for counted, number_of in zip(self._routed, tokens, strict=True):
+    def _count_copies(self, tokens: int, missing: int, nowhere: int) -> None:
+        """Count where the tokens of a prompt are believed to be cached when an engine is sent it.
+
+        Args:
+            missing: tokens that this engine is believed to compute; ``nowhere``: that each of them would.
+        """
+        found = tokens - missing, max(missing - nowhere, 0), min(missing, nowhere)
+        for counted, number_of in zip(self._routed, found, strict=True):
             counted.inc(number_of)
 
     def _see_restarts(self) -> None:

@@ -98,6 +98,10 @@ class Queue:
         number = sending.engine
         held = self._held[number]
         assert held is not None
+        if held.has_room(now := self._clock()):
+            held.hand(sending, now)
+            self._seconds.observe(0.0)
+            return
         held.add(sending, share, priority)
         turn = self._turns[sending] = asyncio.get_running_loop().create_future()
         began = self._clock()
@@ -122,7 +126,7 @@ class Queue:
     def pump(self, number: int) -> None:
         """Hand on what an engine is to have now."""
         held = self._held[number]
-        if held is None:
+        if held is None or not (len(held) or self._timers[number]):
             return
         now = self._clock()
         while (sending := held.hand_on(now)) is not None:
