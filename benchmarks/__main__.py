@@ -267,6 +267,14 @@ def bench_gateway(
     report(lambda: gateway.run(models, model, quick=quick), output)
 
 
+@app.command("costs")
+def bench_costs(quick: Quick = False, output: Output = None) -> None:
+    """What a hit saves in real vLLM (`make engine`) on a CPU: time to the first token, and prompt tokens/s by hit rate."""
+    from benchmarks import costs
+
+    report(lambda: costs.run(quick=quick), output)
+
+
 @app.command("choice")
 def bench_choice(
     conversations: Annotated[int, typer.Option(min=1, help="Live conversations.")] = 10_000,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import costs_run
 from benchmarks.trace_replay import Replay, predictor_of, rule_of
 from benchmarks.virtual_clock import VirtualClock
 from testing.vllm_settings import settle
@@ -74,7 +75,13 @@ def closed(
     return serve(Path(model), replay, blocks, VirtualClock(Path(clock)), Load(**load), predictor=asked, **settings)
 
 
-RUNS: Final[Mapping[str, Callable[..., dict[str, Any]]]] = {"times": times, "trace": trace, "closed": closed}
+RUNS: Final[Mapping[str, Callable[..., dict[str, Any]]]] = {
+    "times": times,
+    "trace": trace,
+    "closed": closed,
+    "costs": costs_run.costs,
+    "costs_model": costs_run.build,
+}
 
 
 if __name__ == "__main__":

@@ -5,12 +5,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from benchmarks.paper.data import Data
 from benchmarks.paper.hits import AT, POLICIES
 from benchmarks.paper.tables import PROMPTS, TEN, WITH_REPLIES
 from benchmarks.rules.figures import mean, table
 from benchmarks.rules.runs import size_name
 from lpc.errors import UsageError
+from lpc_apps.simulator.kv_memory import PREDICTOR_TIMES
 from lpc_apps.simulator.run import WorkloadSpec
 from lpc_apps.simulator.summary import derived
 
@@ -33,6 +36,11 @@ PAPER: Final = {
 }
 """Sections 4.3 and 4.4 and appendix B.4 of the paper, in the columns of the table."""
 
+PREDICTOR_TOKENS: Final = 2_048
+"""512 MiB, which the sidecar's model takes at most on a GPU, at the 256 KiB per token of the paper's 40 GB for 160K tokens."""
+SMALLER: Final = ("lpc", "plugin-sidecar")
+"""Policies that read a prediction."""
+
 Rows = Sequence[dict[str, Any]]
 
 
@@ -52,7 +60,8 @@ def blocks(sets: Sequence[Data], scored: Rows, hits: Rows) -> dict[str, str]:
     """Return the text between each pair of markers."""
     found = {"data": _data(sets, scored, hits)}
     found |= {name: _scores(scored, rows) for name, rows in TABLES.items()}
-    found |= {"figure 4": _by_size(hits), "figure 5": _by_think_time(hits), "figure 9": _gap(hits)}
+    found |= {"figure 4": _by_size(hits), "figure 5": _by_think_time(hits)}
+    found |= {"figure 8": _smaller(hits), "figure 9": _gap(hits)}
     return found | {"paper": _with_paper(hits)}
 
 
@@ -113,6 +122,32 @@ def _hits(key: str, rows: Rows, head: str, shown: Callable[[Any], str]) -> str:
             ]
             lines.append([f"{data}, `{policy}`", *(_range(cell, 1) if cell else "-" for cell in cells)])
     return table([f"% of prompt tokens; {head}", *map(shown, columns)], lines)
+
+
+def _smaller(rows: Rows) -> str:
+    """Return points above LRU of caches smaller by multiples of the predictor's memory, interpolated between the sizes."""
+    usual = [row for row in rows if row["think_time_s"] == WorkloadSpec.think_time]
+    lines = []
+    for data in dict.fromkeys(row["workload"] for row in usual):
+        lru = _curve(usual, data, "lru")
+        least = PREDICTOR_TIMES[-1] * PREDICTOR_TOKENS + min(lru, default=0)
+        shown = [size for size in lru if size >= least]
+        for policy in SMALLER:
+            curve = _curve(usual, data, policy)
+            for size in dict.fromkeys((*shown[:1], *shown[-1:])) if curve else ():
+                left = [size - times * PREDICTOR_TOKENS for times in PREDICTOR_TIMES]
+                hits = np.interp(left, list(curve), list(curve.values()))
+                lines.append([f"{data}, `{policy}`, {size_name(size)}", *(f"{hit - lru[size]:+.1f}" for hit in hits)])
+    return table(["points above LRU with the whole memory; predictors", *map(str, PREDICTOR_TIMES)], lines)
+
+
+def _curve(rows: Rows, data: str, policy: str) -> dict[int, float]:
+    """Return the mean hit rate of the seeds in % by the tokens of the cache, the smallest first."""
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        if (row["workload"], row["policy"]) == (data, policy):
+            found.setdefault(row["capacity_tokens"], []).append(100 * row["hit_rate"])
+    return {size: mean(found[size]) for size in sorted(found)}
 
 
 def _gap(rows: Rows) -> str:

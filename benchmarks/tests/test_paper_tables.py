@@ -187,3 +187,11 @@ def test_the_tables_are_written_between_their_markers_and_nothing_else_changes(t
 def test_every_policy_runs_at_every_size_and_think_time(tmp_path: Path) -> None:
     runs = runs_of([tmp_path], (60_000, 100_000, 160_000), (0, 1))
     assert len(runs) == len({repr(run) for run in runs}) == 2 * 5 * (3 + 2)
+
+
+def test_a_cache_that_is_smaller_by_the_predictors_memory_hits_what_lies_between_the_sizes() -> None:
+    size, rates = 20_000, {"lru": (0.1, 0.3), "lpc": (0.2, 0.4)}
+    rows = [hit(policy, at * size, rate) for policy, both in rates.items() for at, rate in zip((1, 2), both, strict=True)]
+    cells = page.blocks([], [], rows)["figure 8"].splitlines()[2].split("|")[2:6]
+    lost = [20 * times * page.PREDICTOR_TOKENS / size for times in (0, 1, 2, 4)]
+    assert [float(cell) for cell in cells] == pytest.approx([10 - one for one in lost], abs=0.06)
