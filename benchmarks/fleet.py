@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 from rich.table import Table
 
 from benchmarks import BenchmarkError
@@ -62,8 +62,8 @@ class HttpServer(Server):
         self.url = f"http://127.0.0.1:{port}"
 
     def _serves(self) -> bool:
-        with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/health", timeout=1.0, trust_env=False).status_code == 200
+        with contextlib.suppress(httpx2.HTTPError):
+            return httpx2.get(f"{self.url}/health", timeout=1.0, trust_env=False).status_code == 200
         return False
 
 
@@ -262,7 +262,7 @@ def run(
 def _reset(url: str) -> None:
     """Make an engine forget what it has cached, once it has ended the requests of the run before."""
     until = time.monotonic() + RESET_S
-    while not httpx.post(f"{url}/reset_prefix_cache", trust_env=False, timeout=60.0).json()["success"]:
+    while not httpx2.post(f"{url}/reset_prefix_cache", trust_env=False, timeout=60.0).json()["success"]:
         if time.monotonic() > until:
             raise BenchmarkError("an engine still has requests of the run before")
         time.sleep(0.05)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Final
 
-import httpx
+import httpx2
 
 from benchmarks import BenchmarkError
 from lpc_apps.simulator.sessions import PAUSE_S, STAGGER_S, Sessions, chain
@@ -140,8 +140,8 @@ class Answer:
     first_s: float
 
 
-async def ask(http: httpx.AsyncClient, url: str, fields: dict[str, Any], session: str | None) -> Answer:
-    """Send a request and read its stream. Raises httpx.HTTPError, and ValueError if the answer is not whole."""
+async def ask(http: httpx2.AsyncClient, url: str, fields: dict[str, Any], session: str | None) -> Answer:
+    """Send a request and read its stream. Raises httpx2.HTTPError, and ValueError if the answer is not whole."""
     headers = {"content-type": "application/json", **(dict.fromkeys(NAMES, session) if session else {})}
     words: list[str] = []
     engine_name, usage = "", dict[str, Any]()
@@ -187,9 +187,9 @@ class Run:
 
     async def run(self) -> Counts:
         """Serve until enough requests are answered. Raises BenchmarkError if too many fail."""
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         self.counts.since = began = shown = time.perf_counter()
-        async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as http:
+        async with httpx2.AsyncClient(timeout=None, limits=limits, trust_env=False) as http:
             clients = [asyncio.create_task(self._client(http, place)) for place in range(self._load.sessions)]
             try:
                 while not self._ended.is_set():
@@ -214,7 +214,7 @@ class Run:
             raise BenchmarkError(f"{self._name}: {self.counts.failed} requests failed, the last with {self._last}")
         return self.counts
 
-    async def _client(self, http: httpx.AsyncClient, place: int) -> None:
+    async def _client(self, http: httpx2.AsyncClient, place: int) -> None:
         await self._pause(place * STAGGER_S)
         while True:
             await self._session(http)
@@ -223,7 +223,7 @@ class Run:
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds * self._load.time_scale)
 
-    async def _session(self, http: httpx.AsyncClient) -> None:
+    async def _session(self, http: httpx2.AsyncClient) -> None:
         load = self._load
         self._number += 1
         number = self._number
@@ -237,7 +237,7 @@ class Run:
             fields = {"messages": conversation.ask(turn), "max_tokens": reply}
             try:
                 answer = await ask(http, self._urls[(number + place) % len(self._urls)], fields, session)
-            except (httpx.HTTPError, ValueError) as error:
+            except (httpx2.HTTPError, ValueError) as error:
                 self.counts.failed += 1
                 self._last = repr(error)[:200]
                 if self.counts.failed > MOST_FAILED * load.requests:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
+import httpx2
 import uvicorn
 from rich.table import Table
 from starlette.applications import Starlette
@@ -102,7 +102,7 @@ async def _measure(models: Path, model: str, requests: int) -> dict[str, Any]:
                 _gateway(url, sidecar.address, cache=True) as cached,
                 _gateway(url, sidecar.address, cache=False) as plain,
                 _gateway(url, sidecar.address, cache=True, lookup_s=LOOKUP_S) as hurried,
-                httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as direct,
+                httpx2.AsyncClient(base_url=url, timeout=60, trust_env=False) as direct,
             ):
                 overhead = await _overhead(direct, plain, cached, requests, sidecar)
                 added = await _silent(plain, hurried, requests, sidecar)
@@ -110,7 +110,7 @@ async def _measure(models: Path, model: str, requests: int) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def _gateway(url: str, sidecar: str, *, cache: bool, lookup_s: float = 10.0) -> AsyncIterator[httpx.AsyncClient]:
+async def _gateway(url: str, sidecar: str, *, cache: bool, lookup_s: float = 10.0) -> AsyncIterator[httpx2.AsyncClient]:
     settings = GatewaySettings(
         port=0,
         metrics_port=None,
@@ -119,10 +119,10 @@ async def _gateway(url: str, sidecar: str, *, cache: bool, lookup_s: float = 10.
         gateway_cache_anonymous=True,
         gateway_lookup_timeout_s=lookup_s,
     )
-    limits = httpx.Limits(max_connections=None)
+    limits = httpx2.Limits(max_connections=None)
     async with running(settings, ClientSettings(predictor_address=sidecar)) as addresses:
         where = f"http://127.0.0.1:{addresses.port}"
-        async with httpx.AsyncClient(base_url=where, timeout=120, trust_env=False, limits=limits) as client:
+        async with httpx2.AsyncClient(base_url=where, timeout=120, trust_env=False, limits=limits) as client:
             yield client
 
 
@@ -131,12 +131,12 @@ def _body(text: str) -> dict[str, Any]:
 
 
 async def _overhead(
-    direct: httpx.AsyncClient, plain: httpx.AsyncClient, cached: httpx.AsyncClient, requests: int, sidecar: Sidecar
+    direct: httpx2.AsyncClient, plain: httpx2.AsyncClient, cached: httpx2.AsyncClient, requests: int, sidecar: Sidecar
 ) -> dict[str, float]:
     """Send requests to the engine, the plain proxy and the cache in turn."""
     took: dict[str, list[float]] = {name: [] for name in SIDES}
 
-    async def ask(name: str, client: httpx.AsyncClient, text: str) -> None:
+    async def ask(name: str, client: httpx2.AsyncClient, text: str) -> None:
         began = time.perf_counter()
         answer = await client.post(CHAT, json=_body(text))
         took[name].append(time.perf_counter() - began)
@@ -158,7 +158,7 @@ async def _overhead(
     return {name: 1000 * statistics.median(values) for name, values in took.items()}
 
 
-async def _warm(cached: httpx.AsyncClient) -> None:
+async def _warm(cached: httpx2.AsyncClient) -> None:
     """Wait until answers are cached again."""
     for _ in range(300):
         if (await cached.post(CHAT, json=_body("back"))).headers.get("x-lpc-cache") == "exact":
@@ -166,10 +166,10 @@ async def _warm(cached: httpx.AsyncClient) -> None:
         await asyncio.sleep(0.1)
 
 
-async def _silent(plain: httpx.AsyncClient, hurried: httpx.AsyncClient, requests: int, sidecar: Sidecar) -> dict[str, float]:
+async def _silent(plain: httpx2.AsyncClient, hurried: httpx2.AsyncClient, requests: int, sidecar: Sidecar) -> dict[str, float]:
     """Return the milliseconds over the plain proxy's median while the sidecar is stopped and never answers."""
 
-    async def ask(client: httpx.AsyncClient, text: str) -> float:
+    async def ask(client: httpx2.AsyncClient, text: str) -> float:
         began = time.perf_counter()
         (await client.post(CHAT, json=_body(text))).raise_for_status()
         return 1000 * (time.perf_counter() - began)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import httpx
+import httpx2
 from rich.table import Table
 
 from benchmarks import BenchmarkError
@@ -126,7 +126,7 @@ async def _chat(engine: Engine, seed: int, turns: int) -> dict[str, Any]:
     done = asyncio.Event()
     counted_from = 0.0
 
-    async def user(number: int, client: httpx.AsyncClient) -> None:
+    async def user(number: int, client: httpx2.AsyncClient) -> None:
         nonlocal counted_from
         says = script(HABITS, seed * 10_000 + number)
         said = next(says)
@@ -140,7 +140,9 @@ async def _chat(engine: Engine, seed: int, turns: int) -> dict[str, Any]:
                 done.set()
             said = says.send(reply_of(HABITS.reply))
 
-    async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)) as client:
+    async with httpx2.AsyncClient(
+        timeout=300, limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+    ) as client:
         users = [asyncio.create_task(user(number, client)) for number in range(HABITS.users)]
         finished = asyncio.create_task(done.wait())
         await asyncio.wait([finished, *users], return_when=asyncio.FIRST_COMPLETED)
@@ -161,14 +163,14 @@ async def _chat(engine: Engine, seed: int, turns: int) -> dict[str, Any]:
     }
 
 
-async def _ask(client: httpx.AsyncClient, url: str, prompt: str) -> Answer:
+async def _ask(client: httpx2.AsyncClient, url: str, prompt: str) -> Answer:
     """Return what the reply shows; it is read whole. Raises BenchmarkError if the engine refuses."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": HABITS.reply, "ignore_eos": True, "temperature": 0, "stream": True}
     body["stream_options"] = {"include_usage": True}
     used: dict[str, Any] = {}
     started, first = time.monotonic(), None
     async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
-        if answer.status_code != httpx.codes.OK:
+        if answer.status_code != httpx2.codes.OK:
             raise BenchmarkError(f"vLLM answers {answer.status_code}: {json.dumps((await answer.aread()).decode()[:200])}")
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):

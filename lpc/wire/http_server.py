@@ -45,7 +45,7 @@ class Patience:
     Attributes:
         head_s: limit for TLS and a request's header.
         body_s: limit for a request's body.
-        idle_s: limit between two requests. Longer than clients keep an idle connection (httpx: 5 s), so that they do not use
+        idle_s: limit between two requests. Longer than clients keep an idle connection (httpx2: 5 s), so that they do not use
             one that is being closed.
         read_s: limit for reading `LEAST_READ` bytes of an answer that waits.
     """

@@ -55,7 +55,7 @@ def raw_path(scope: Mapping[str, Any]) -> bytes:
 
 
 def raw_target(scope: Mapping[str, Any]) -> bytes:
-    """Return raw path and query, for ``httpx.URL.copy_with(raw_path=...)``. Raises BadTarget."""
+    """Return raw path and query, for ``httpx2.URL.copy_with(raw_path=...)``. Raises BadTarget."""
     path, query = raw_path(scope), scope.get("query_string", b"")
     if not _QUERY.fullmatch(query):
         raise BadTarget("the request's query contains characters not allowed in a URL: encode them")

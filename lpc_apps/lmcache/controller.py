@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-import httpx
+import httpx2
 from fastapi import APIRouter, Response
 from lmcache.v1.mp_coordinator.controllers.base import Controller
 from lmcache.v1.mp_coordinator.views.instance_registry import InstanceRegistry
@@ -47,7 +47,7 @@ class LearnedController(Controller):
         self._registry = registry
         token = settings.token()
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._http: httpx.AsyncClient | None = None
+        self._http: httpx2.AsyncClient | None = None
         self._predictor = PredictorClient(
             client.predictor_address,
             served_model=client.served_model,
@@ -101,7 +101,7 @@ class LearnedController(Controller):
         # The coordinator's own calls to nodes need the token as well, because the same gate protects both.
         runtime.http_client.headers.update(self._headers)
         # Nodes and the coordinator are in the cluster, so a proxy in the environment does not apply.
-        async with httpx.AsyncClient(headers=self._headers, trust_env=False) as self._http:
+        async with httpx2.AsyncClient(headers=self._headers, trust_env=False) as self._http:
             running = asyncio.create_task(self.loop.run())
             try:
                 yield

@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-import httpx
+import httpx2
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -95,15 +95,15 @@ async def _body(request: Request) -> bytes | None:
 
 def front(target: str, token: str) -> App:
     """Return an ASGI application that forwards requests with the token to ``target`` (host:port)."""
-    base = httpx.URL(f"http://{target}")
+    base = httpx2.URL(f"http://{target}")
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[dict[str, Any]]:
-        async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
+        async with httpx2.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
             yield {"http": client}
 
     async def pass_on(request: Request) -> Response:
-        http: httpx.AsyncClient = request.state.http
+        http: httpx2.AsyncClient = request.state.http
         headers = [(name, value) for name, value in end_to_end(request.headers.raw) if name not in OWN]
         content = await _body(request)
         if content is None:
@@ -112,7 +112,7 @@ def front(target: str, token: str) -> App:
         forwarded = http.build_request(request.method, url, headers=headers, content=content)
         try:
             answer = await http.send(forwarded, stream=True)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             return PlainTextResponse(f"{target} does not answer: {type(error).__name__}\n", 502)
 
         async def body() -> AsyncIterator[bytes]:
@@ -153,7 +153,7 @@ def serve_front(target: str, token: str, host: str, port: int) -> None:
     """
     try:
         app = front(with_port(*parted(target)), token)
-    except (ValueError, httpx.InvalidURL):
+    except (ValueError, httpx2.InvalidURL):
         raise UsageError(
             f"--upstream {without_secrets(target)} is not host:port, such as 127.0.0.1:8080 or [::1]:8080"
         ) from None

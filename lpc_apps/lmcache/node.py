@@ -8,12 +8,12 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-import httpx
+import httpx2
 
 from lpc_apps.lmcache.events import ObjectId
 
 TIMEOUT_S: Final = 10.0
-"""Longest time of a whole call. httpx bounds the time between two bytes only."""
+"""Longest time of a whole call. httpx2 bounds the time between two bytes only."""
 MAX_ANSWER_BYTES: Final = 1 << 20
 """An answer contains a few numbers."""
 KEYS_PER_CALL: Final = 2000
@@ -32,7 +32,7 @@ class Node:
         address: host:port of the node's HTTP server.
     """
 
-    def __init__(self, client: httpx.AsyncClient, address: str) -> None:
+    def __init__(self, client: httpx2.AsyncClient, address: str) -> None:
         self._client = client
         self._base = f"http://{address}"
 
@@ -68,7 +68,7 @@ class Node:
                 answer = json.loads(await self._answer(method, path, body))
         except TimeoutError:
             raise NodeError(f"no complete answer within {TIMEOUT_S:g} s to {method} {path}") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise NodeError(type(error).__name__) from None
         except (ValueError, RecursionError):
             raise NodeError("the answer is not JSON") from None

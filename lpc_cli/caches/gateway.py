@@ -45,7 +45,7 @@ def gateway(
     )
     sidecar = client_settings(predictor_address=address)
     # They log each request with its address, which the gateway's own log already covers.
-    for library in ("httpx", "uvicorn"):
+    for library in ("httpx2", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)
     import asyncio
 

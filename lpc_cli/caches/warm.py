@@ -15,7 +15,7 @@ from lpc_cli.options import JsonOutput
 from lpc_cli.outcome import report
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
     from response_cache.gateway.warming import Warmed
 
@@ -85,7 +85,7 @@ def print_line(line: str, *, err: bool = False) -> None:
         typer.echo(line, err=err)
 
 
-async def _once(file: Path | None, client: "httpx.AsyncClient", scopes: list[str], rate: float, most: int) -> "Warmed":
+async def _once(file: Path | None, client: "httpx2.AsyncClient", scopes: list[str], rate: float, most: int) -> "Warmed":
     from response_cache.gateway.warming import Warmed, Warmer, read_requests
 
     warmed = Warmed()
@@ -104,11 +104,11 @@ def _line(figures: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in figures.items())
 
 
-def _client(gateway: str, token_file: Path | None, ca: Path | None) -> "httpx.AsyncClient":
+def _client(gateway: str, token_file: Path | None, ca: Path | None) -> "httpx2.AsyncClient":
     """Return a client of the gateway. Raises UsageError, and CertificateError and TokenFileError for the files."""
     import ssl
 
-    import httpx
+    import httpx2
 
     from lpc.wire.certificates import CertificateError
     from response_cache.gateway.warming import TIMEOUT_S
@@ -116,12 +116,12 @@ def _client(gateway: str, token_file: Path | None, ca: Path | None) -> "httpx.As
     try:
         headers = {} if token_file is None else {"authorization": f"Bearer {token_in(token_file, TokenFileError)}"}
         verify = True if ca is None else ssl.create_default_context(cafile=ca)
-        return httpx.AsyncClient(base_url=gateway, headers=headers, verify=verify, timeout=TIMEOUT_S, trust_env=False)
+        return httpx2.AsyncClient(base_url=gateway, headers=headers, verify=verify, timeout=TIMEOUT_S, trust_env=False)
     except ssl.SSLError:
         raise CertificateError(f"{ca} has no certificate in PEM: give the authority of the gateway's certificate") from None
     except OSError as error:
         raise CertificateError(f"cannot read {error.filename or ca}: {error.strerror}") from error
-    except (ValueError, httpx.InvalidURL):
+    except (ValueError, httpx2.InvalidURL):
         raise UsageError("invalid --gateway or token: use http://HOST:PORT, and a file with the token alone") from None
 
 

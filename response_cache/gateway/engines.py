@@ -18,9 +18,10 @@ from hashlib import blake2b
 from typing import Final
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 
 from lpc.requests.rules import ANY, Kind
+from response_cache.gateway.connections import Transport
 from response_cache.gateway.kinds import EngineKind, kind_of
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.settings import GatewaySettings
@@ -199,7 +200,7 @@ class Engines:
         only = kinds.pop() if len(kinds) == 1 else None
         return only or "any"
 
-    async def identify(self, http: httpx.AsyncClient) -> None:
+    async def identify(self, http: httpx2.AsyncClient) -> None:
         """Ask the engines that are up what they are, each once in `ASKED_S`, and after it was down."""
         before = self._clock() - ASKED_S
         asked = [engine for engine in self.all if engine.up and engine.asked_at <= before]
@@ -213,10 +214,10 @@ class Engines:
             if len({engine.kind for engine in self.all}) > 1:
                 log.warning("the engines differ: the caches give one answer only to requests that all of them read alike")
 
-    async def _identify(self, engine: Engine, http: httpx.AsyncClient) -> None:
+    async def _identify(self, engine: Engine, http: httpx2.AsyncClient) -> None:
         try:
             found = await kind_of(http, engine.url, self.headers)
-        except httpx.HTTPError:
+        except httpx2.HTTPError:
             return  # it is asked again with the next probe
         engine.kind, engine.asked_at = found, self._clock()
         if (before := self._labelled.pop(engine.name, None)) is not None:
@@ -237,7 +238,7 @@ class Engines:
         last = max(engines, key=lambda engine: engine.answered_at, default=None)
         return [last] if last is not None and self._clock() - last.answered_at < CALM_S else []
 
-    async def probe(self, http: httpx.AsyncClient) -> None:
+    async def probe(self, http: httpx2.AsyncClient) -> None:
         """Probe the engines against which something speaks, and those that have not answered for `idle_s`.
 
         SGLang answers each probe of an idle engine with a generation, so they are few.
@@ -247,12 +248,12 @@ class Engines:
         await asyncio.gather(*(self._probe(engine, http) for engine in asked))
 
     @staticmethod
-    async def _probe(engine: Engine, http: httpx.AsyncClient) -> None:
+    async def _probe(engine: Engine, http: httpx2.AsyncClient) -> None:
         try:
             answer = await http.get(f"{engine.url}/health", timeout=PROBE_TIMEOUT_S)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             why = f"its /health gives no answer ({type(error).__name__})"
-            engine.probed(why, refused=isinstance(error, httpx.ConnectError))
+            engine.probed(why, refused=isinstance(error, httpx2.ConnectError))
         else:
             # Engines without /health return 404; vLLM returns 503 when its core has died.
             engine.probed(f"its /health answers {answer.status_code}" if answer.status_code >= 500 else None)
@@ -262,19 +263,19 @@ def _weight(key: bytes, url: str) -> bytes:
     return blake2b(url.encode(), key=blake2b(key, digest_size=32).digest(), digest_size=8).digest()
 
 
-def http_clients(settings: GatewaySettings, connect_timeout_s: float) -> tuple[httpx.AsyncClient, httpx.AsyncClient]:
+def http_clients(settings: GatewaySettings, connect_timeout_s: float) -> tuple[httpx2.AsyncClient, httpx2.AsyncClient]:
     """Return two HTTP clients of all engines: one that keeps connections, and one that opens a new one for each request.
 
     Only connecting has a timeout, because answers may take long.
     """
-    timeout = httpx.Timeout(None, connect=connect_timeout_s)
+    timeout = httpx2.Timeout(None, connect=connect_timeout_s)
     verify: ssl.SSLContext | bool = any(url.startswith("https:") for url in settings.gateway_engines)
     if settings.gateway_engine_ca is not None:
         verify = ssl.create_default_context(cafile=settings.gateway_engine_ca)
 
-    def client(kept: int) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=kept, keepalive_expiry=KEEPALIVE_S)
-        made = httpx.AsyncClient(timeout=timeout, limits=limits, verify=verify, trust_env=False, follow_redirects=False)
+    def client(kept: int) -> httpx2.AsyncClient:
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=kept, keepalive_expiry=KEEPALIVE_S)
+        made = httpx2.AsyncClient(timeout=timeout, transport=Transport(verify, limits), trust_env=False, follow_redirects=False)
         made.headers.clear()  # forward only what the client has sent
         return made
 

@@ -14,7 +14,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Final
 
-import httpx
+import httpx2
 from starlette.types import Receive, Scope, Send
 
 from lpc.cache.v1 import response_cache_pb2 as pb
@@ -110,7 +110,7 @@ class Gateway:
                 await self._refuse(exchange, error)
         except ClientGone:
             status = "gone"
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             # The answer has begun: the client's is cut off like the engine's.
             broken = GatewayError(502, f"the engine's connection broke ({type(error).__name__}): try again")
             await self._refuse(exchange, broken)
@@ -305,7 +305,7 @@ class Gateway:
     async def _relay(
         self,
         exchange: Exchange,
-        answer: httpx.Response,
+        answer: httpx2.Response,
         chunks: AsyncIterator[bytes],
         label: str,
         noted: Callable[[bytes], None] | None = None,

@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any, Final, Literal, NamedTuple
 
-import httpx
+import httpx2
 
 from lpc.requests.rules import sure
 
@@ -33,8 +33,8 @@ class EngineKind(NamedTuple):
         return f"{'vLLM' if self.kind == 'vllm' else 'SGLang'} {self.version or '(unknown version)'}"
 
 
-async def kind_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> EngineKind | None:
-    """Return what an engine is; None: it does not say. ``headers``: with its key. Raises httpx.HTTPError."""
+async def kind_of(http: httpx2.AsyncClient, url: str, headers: dict[str, str]) -> EngineKind | None:
+    """Return what an engine is; None: it does not say. ``headers``: with its key. Raises httpx2.HTTPError."""
     version = _version(await fields_of(http, f"{url}/version", headers))
     if version:
         return EngineKind("vllm", version)
@@ -45,8 +45,8 @@ async def kind_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) ->
     return None
 
 
-async def fields_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> dict[str, Any]:
-    """Return the object of an answer; empty: there is none. Raises httpx.HTTPError."""
+async def fields_of(http: httpx2.AsyncClient, url: str, headers: dict[str, str]) -> dict[str, Any]:
+    """Return the object of an answer; empty: there is none. Raises httpx2.HTTPError."""
     try:
         found = json.loads(await bytes_of(http, url, headers, MOST_BYTES))
     except (ValueError, RecursionError):
@@ -54,8 +54,8 @@ async def fields_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) 
     return found if isinstance(found, dict) else {}
 
 
-async def bytes_of(http: httpx.AsyncClient, url: str, headers: dict[str, str], most: int) -> bytes:
-    """Return the body of an answer 200 of at most so many bytes; empty: there is none. Raises httpx.HTTPError."""
+async def bytes_of(http: httpx2.AsyncClient, url: str, headers: dict[str, str], most: int) -> bytes:
+    """Return the body of an answer 200 of at most so many bytes; empty: there is none. Raises httpx2.HTTPError."""
     body = bytearray()
     async with http.stream("GET", url, headers=headers, timeout=TIMEOUT_S) as answer:
         if answer.status_code != 200:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-import httpx
+import httpx2
 
 from lpc_apps.routing.held import Held
 from lpc_apps.routing.router import Router, Sending
@@ -159,7 +159,7 @@ class Queue:
             held.cache.clear()
         self._asked_at[number] = -MEASURED_S
 
-    async def count(self, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
+    async def count(self, http: httpx2.AsyncClient, headers: dict[str, str]) -> None:
         """Read the counts of first tokens of the engines that compute prompts whose answers are not streamed."""
         now = self._clock()
         asked = [
@@ -169,13 +169,13 @@ class Queue:
         ]
         await asyncio.gather(*(self._count(number, http, headers) for number in asked))
 
-    async def _count(self, number: int, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
+    async def _count(self, number: int, http: httpx2.AsyncClient, headers: dict[str, str]) -> None:
         held = self._held[number]
         assert held is not None
         try:
             async with asyncio.timeout(COUNT_TIMEOUT_S):
                 count = await first_tokens_of(http, self._engines[number].url, headers)
-        except (httpx.HTTPError, TimeoutError):
+        except (httpx2.HTTPError, TimeoutError):
             held.first_tokens.unknown(self._clock())
             return
         if count is None:
@@ -183,7 +183,7 @@ class Queue:
         elif held.first_tokens.read(count, self._clock()):
             self.pump(number)
 
-    async def measure(self, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
+    async def measure(self, http: httpx2.AsyncClient, headers: dict[str, str]) -> None:
         """Ask the engines that are up how large their caches are, each once in `MEASURED_S`."""
         if self._tokens is not None:
             return
@@ -193,7 +193,7 @@ class Queue:
                 self._asked_at[number] = now
                 try:
                     found = await tokens_of(http, engine.url, headers)
-                except httpx.HTTPError:
+                except httpx2.HTTPError:
                     continue
                 if found is not None:
                     self._size(number, *found)
@@ -210,8 +210,8 @@ class Queue:
         return 0 if held is None else len(held)
 
 
-async def first_tokens_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> int | None:
-    """Return how many first tokens all ranks of an engine have counted; None: it does not say. Raises httpx.HTTPError."""
+async def first_tokens_of(http: httpx2.AsyncClient, url: str, headers: dict[str, str]) -> int | None:
+    """Return how many first tokens all ranks of an engine have counted; None: it does not say. Raises httpx2.HTTPError."""
     counts = _FIRST.findall(await bytes_of(http, f"{url}/metrics", headers, METRICS_BYTES))
     try:
         return int(sum(map(float, counts))) if counts else None
@@ -219,10 +219,10 @@ async def first_tokens_of(http: httpx.AsyncClient, url: str, headers: dict[str, 
         return None
 
 
-async def tokens_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> tuple[int, int] | None:
+async def tokens_of(http: httpx2.AsyncClient, url: str, headers: dict[str, str]) -> tuple[int, int] | None:
     """Return the tokens of an engine's cache, of all its data-parallel ranks together, and the number of these ranks.
 
-    None: it does not say. Raises httpx.HTTPError.
+    None: it does not say. Raises httpx2.HTTPError.
     """
     tokens = ranks = 0
     for labels in _CACHE.findall(await bytes_of(http, f"{url}/metrics", headers, METRICS_BYTES)):

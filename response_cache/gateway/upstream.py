@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
-import httpx
+import httpx2
 
 from lpc.wire.headers import Headers
 from response_cache.gateway.choice import Choice, Route, Visit
@@ -64,7 +64,7 @@ class Body:
         return self._content is None or isinstance(self._content, bytes)
 
     def content(self) -> bytes | AsyncIterator[bytes] | None:
-        """Return what httpx sends."""
+        """Return what httpx2 sends."""
         return self._content if self._content is None or isinstance(self._content, bytes) else self._once(self._content)
 
     async def _once(self, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -96,7 +96,7 @@ class EngineRequest:
         return self.method == "POST" and self.target.partition(b"?")[0].decode("latin-1") in JSON_PATHS
 
 
-class BodyCut(httpx.WriteError):
+class BodyCut(httpx2.WriteError):
     """An engine has closed the connection while it received a body: often because that is larger than it permits."""
 
 
@@ -124,8 +124,8 @@ class Upstream:
 
     def __init__(
         self,
-        kept: httpx.AsyncClient,
-        fresh: httpx.AsyncClient,
+        kept: httpx2.AsyncClient,
+        fresh: httpx2.AsyncClient,
         engines: Engines,
         choice: Choice,
         metrics: Metrics,
@@ -141,7 +141,7 @@ class Upstream:
     @contextlib.asynccontextmanager
     async def answer(
         self, method: str, target: bytes, headers: Headers, content: bytes | AsyncIterator[bytes] | None, route: Route
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> AsyncIterator[httpx2.Response]:
         """Send a request and yield its answer, before the body. Closes the answer when the block is left.
 
         Args:
@@ -156,10 +156,10 @@ class Upstream:
         async with contextlib.AsyncExitStack() as stack:
             yield await self._first_answer(request, route, stack)
 
-    async def _first_answer(self, request: EngineRequest, route: Route, stack: contextlib.AsyncExitStack) -> httpx.Response:
+    async def _first_answer(self, request: EngineRequest, route: Route, stack: contextlib.AsyncExitStack) -> httpx2.Response:
         """Return the first answer that is not a refusal, else the last refusal. Raises GatewayError."""
         engines = self._choice.ranked(route)
-        refusal: httpx.Response | None = None
+        refusal: httpx2.Response | None = None
         late: list[Engine] = []
         doubted: list[tuple[Engine, float]] = []
         failed: list[Engine] = []
@@ -180,21 +180,21 @@ class Upstream:
                     response, status = await _begun(response, request.needs_body, visit)
                 except EngineDown:
                     pass  # what it held goes to another one
-                except httpx.ConnectTimeout:
+                except httpx2.ConnectTimeout:
                     self._count(engine, "unreachable")
                     if engine.answered_at < began:
                         engine.failed("a connection timed out", self._clock() - began, reachable=False)
                     late.append(engine)
-                except httpx.ConnectError as error:
+                except httpx2.ConnectError as error:
                     self._count(engine, "unreachable")
                     engine.failed(f"it accepts no connection ({error})", reachable=False, refused=True)
-                except httpx.LocalProtocolError:
+                except httpx2.LocalProtocolError:
                     raise GatewayError(400, "the request has a header field that cannot be sent: leave it out") from None
                 except BodyCut:
                     # Weak evidence about the engine; and a client could take all of them down with long bodies.
                     self._count(engine, "cut")
                     request.cut = True
-                except httpx.TransportError as error:
+                except httpx2.TransportError as error:
                     self._count(engine, "broken")
                     closed = f"it closed a connection without an answer ({type(error).__name__})"
                     engine.failed(closed, self._clock() - began)
@@ -228,13 +228,13 @@ class Upstream:
             return refusal
         raise _no_answer(request, engines)
 
-    async def _send(self, request: EngineRequest, engine: Engine, patience_s: float | None) -> httpx.Response:
+    async def _send(self, request: EngineRequest, engine: Engine, patience_s: float | None) -> httpx2.Response:
         """Send a request to an engine: on a kept connection, and again on a new one if that had been closed."""
         if request.body.at_hand and patience_s is None:
             connection = ConnectionTrace()
             try:
                 return await self._send_by(self._kept, request, engine, connection, None)
-            except (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError):
+            except (httpx2.ReadError, httpx2.WriteError, httpx2.CloseError, httpx2.RemoteProtocolError):
                 if connection.opened:
                     raise
                 self._count(engine, "stale")
@@ -242,12 +242,12 @@ class Upstream:
 
     async def _send_by(
         self,
-        http: httpx.AsyncClient,
+        http: httpx2.AsyncClient,
         request: EngineRequest,
         engine: Engine,
         connection: ConnectionTrace,
         patience_s: float | None,
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         # The target is passed apart from the URL, in its original bytes, so that no part of it can become the host.
         message = http.build_request(
             request.method,
@@ -255,13 +255,13 @@ class Upstream:
             headers=request.headers,
             content=request.body.content(),
             extensions={"target": engine.prefix + request.target, "trace": connection},
-            timeout=http.timeout if patience_s is None else httpx.Timeout(None, connect=patience_s),
+            timeout=http.timeout if patience_s is None else httpx2.Timeout(None, connect=patience_s),
         )
         try:
             response = await http.send(message, stream=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):
             raise
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             request.sent.append(engine.url)
             if connection.cut:
                 raise BodyCut(str(error)) from error
@@ -278,7 +278,7 @@ def _may_send(request: EngineRequest, most: int) -> bool:
     return not request.body.begun and (request.body.at_hand or not request.sent) and len(set(request.sent)) < most
 
 
-class _Begun(httpx.AsyncByteStream):
+class _Begun(httpx2.AsyncByteStream):
     """The body of an answer whose first bytes were received."""
 
     def __init__(
@@ -298,7 +298,7 @@ class _Begun(httpx.AsyncByteStream):
         await self._close()
 
 
-async def _begun(response: httpx.Response, needs_body: bool, visit: Visit) -> tuple[httpx.Response, int]:
+async def _begun(response: httpx2.Response, needs_body: bool, visit: Visit) -> tuple[httpx2.Response, int]:
     """Return an answer when its body has begun, and its status.
 
     Raises TransportError if the connection breaks before that, or if a body is missing that the path's answers have.
@@ -311,7 +311,7 @@ async def _begun(response: httpx.Response, needs_body: bool, visit: Visit) -> tu
     rest = response.aiter_raw()
     first = await anext(rest, b"")
     if not first and needs_body:
-        raise httpx.RemoteProtocolError("an answer without a body")
+        raise httpx2.RemoteProtocolError("an answer without a body")
     status = int(HTTPStatus.OK)
     if first.startswith(_ERROR_EVENT):
         with contextlib.suppress(ValueError, LookupError, TypeError):
@@ -321,10 +321,10 @@ async def _begun(response: httpx.Response, needs_body: bool, visit: Visit) -> tu
         visit.begun()
     stream = _Begun(first, rest, response.aclose, visit.part)
     extensions = {BELIEF: visit.belief()}
-    return httpx.Response(HTTPStatus.OK, headers=response.headers.raw, stream=stream, extensions=extensions), status
+    return httpx2.Response(HTTPStatus.OK, headers=response.headers.raw, stream=stream, extensions=extensions), status
 
 
-async def _kept(response: httpx.Response) -> httpx.Response:
+async def _kept(response: httpx2.Response) -> httpx2.Response:
     """Read a refusal, so that it can be sent later, and close its connection. A long or slow body is dropped."""
     body: bytes | None = b""
     try:
@@ -333,12 +333,12 @@ async def _kept(response: httpx.Response) -> httpx.Response:
                 body = (body or b"") + part
                 if len(body) > REFUSAL_BYTES:
                     raise ValueError
-    except (httpx.HTTPError, TimeoutError, ValueError):
+    except (httpx2.HTTPError, TimeoutError, ValueError):
         body = None
     await response.aclose()
     dropped = (b"content-length", b"content-encoding", b"content-type") if body is None else ()
     headers = [(name, value) for name, value in response.headers.raw if name.lower() not in dropped]
-    return httpx.Response(response.status_code, headers=headers, stream=httpx.ByteStream(body or b""))
+    return httpx2.Response(response.status_code, headers=headers, stream=httpx2.ByteStream(body or b""))
 
 
 def _no_answer(request: EngineRequest, engines: Sequence[Engine]) -> GatewayError:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, get_args
 
-import httpx
+import httpx2
 
 from lpc.errors import LpcError
 from response_cache.gateway.targets import CHAT, COMPLETIONS, FREQUENT
@@ -102,7 +102,7 @@ class Warmer:
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
+        client: httpx2.AsyncClient,
         scope: str = "",
         rate: float = 5.0,
         most: int = 100,
@@ -114,7 +114,7 @@ class Warmer:
     async def yesterday(self) -> list[dict[str, Any]]:
         """Return the client's frequent questions of yesterday, the most frequent first. Raises WarmError."""
         answer = await self._send("GET", FREQUENT, None)
-        if answer is None or answer.status_code != httpx.codes.OK:
+        if answer is None or answer.status_code != httpx2.codes.OK:
             raise WarmError(f"the gateway does not return yesterday's questions: {_reason(answer)}")
         try:
             return [dict(one["body"]) for one in answer.json()["questions"]]
@@ -135,7 +135,7 @@ class Warmer:
             seen.add(name)
             answer = await self._send("POST", COMPLETIONS if "prompt" in body else CHAT, content)
             result = "" if answer is None else answer.headers.get("x-lpc-cache", "")
-            if answer is None or answer.status_code != httpx.codes.OK:
+            if answer is None or answer.status_code != httpx2.codes.OK:
                 warmed.failed, result = warmed.failed + 1, ""
             elif result in CACHED:
                 warmed.cached += 1
@@ -149,7 +149,7 @@ class Warmer:
                     "cached at temperature 0, or in a scope with any_temperature"
                 )
 
-    async def _send(self, method: str, path: str, content: str | None) -> httpx.Response | None:
+    async def _send(self, method: str, path: str, content: str | None) -> httpx2.Response | None:
         """Return the answer without its body unless that is JSON; None without a connection. Raises WarmError (401, 403)."""
         answer = None
         for wait_s in (*WAITS_S, None):
@@ -161,16 +161,16 @@ class Warmer:
             await self._sleep(wait_s)
         return answer
 
-    async def _once(self, method: str, path: str, content: str | None) -> httpx.Response | None:
+    async def _once(self, method: str, path: str, content: str | None) -> httpx2.Response | None:
         headers = self._headers if content is None else {"content-type": "application/json", **self._headers}
         try:
             encoded = None if content is None else content.encode()
             return await self._client.request(method, path, content=encoded, headers=headers)
-        except httpx.RequestError as error:
+        except httpx2.RequestError as error:
             log.debug("no answer of the gateway: %s", type(error).__name__)
             return None
         except UnicodeEncodeError:  # half of a surrogate pair
-            return httpx.Response(httpx.codes.BAD_REQUEST)
+            return httpx2.Response(httpx2.codes.BAD_REQUEST)
 
 
 def _content(body: Mapping[str, Any]) -> tuple[str | None, bytes]:
@@ -182,7 +182,7 @@ def _content(body: Mapping[str, Any]) -> tuple[str | None, bytes]:
         return None, b""
 
 
-def _reason(answer: httpx.Response | None) -> str:
+def _reason(answer: httpx2.Response | None) -> str:
     """Return why an answer is of no use, without what a user wrote."""
     if answer is None:
         return "it does not answer; start it, or name another with --gateway"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
-import httpx
+import httpx2
 import pytest
 import redis
 
@@ -29,9 +29,9 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield found
 
 
-def ask(running: Deployed, client: str) -> httpx.Response:
+def ask(running: Deployed, client: str) -> httpx2.Response:
     headers = {"authorization": f"Bearer {client}"}
-    return httpx.post(
+    return httpx2.post(
         f"{running.gateway}/v1/chat/completions", json=BODY, headers=headers, timeout=patiently(), trust_env=False
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil  # type: ignore[import-untyped]
 import pytest
 
@@ -46,7 +46,7 @@ class Pair:
     def ask(self, number: int) -> tuple[int, int]:
         """Return the status and the number of tokens of an answer."""
         body = {"model": "tiny", "prompt": f"conversation {number}", "max_tokens": WORDS, "ignore_eos": True}
-        answer = httpx.post(f"http://127.0.0.1:{self.port}/v1/completions", json=body, timeout=patiently(120), trust_env=False)
+        answer = httpx2.post(f"http://127.0.0.1:{self.port}/v1/completions", json=body, timeout=patiently(120), trust_env=False)
         found = answer.json()
         return answer.status_code, found["usage"]["completion_tokens"] if answer.status_code == 200 else 0
 
@@ -54,7 +54,7 @@ class Pair:
         return engine.metrics()["vllm:num_requests_running", ""]
 
     def up(self, engine: VllmServer) -> bool:
-        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", trust_env=False).text
+        text = httpx2.get(f"http://127.0.0.1:{self.metrics_port}/metrics", trust_env=False).text
         return f'lpc_gateway_engine_up{{engine="127.0.0.1:{engine.port}"}} 1.0' in text
 
     def stop(self) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 import pytest
 import zmq
@@ -139,7 +139,7 @@ def test_two_gateways_keep_sessions_without_a_name_at_their_engines_if_they_have
 async def test_the_rendered_prompt_is_the_one_that_the_engine_computes() -> None:
     messages = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]
     app = Api(ScaledEngine(made(BLOCKS, "stock", 64), 1e6, 1e-6), "engine", BLOCKS * BLOCK)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as http:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://engine") as http:
         answer = (await http.post("/v1/chat/completions/render", json={"messages": messages})).json()
         assert answer["token_ids"] == [word_id(word) for word in words_of(messages)]
         assert (await http.post("/tokenize", json={"messages": messages})).json()["tokens"] == answer["token_ids"]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -87,8 +87,8 @@ def test_the_gate_of_lmcache_answers_on_both_families(tmp_path: Path) -> None:
 def status(url: str) -> int | None:
     """Return the status of an answer; None: there is none."""
     try:
-        return httpx.get(url, timeout=patiently(), trust_env=False).status_code
-    except httpx.HTTPError:
+        return httpx2.get(url, timeout=patiently(), trust_env=False).status_code
+    except httpx2.HTTPError:
         return None
 
 

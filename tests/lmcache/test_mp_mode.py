@@ -6,7 +6,7 @@ import time
 import urllib.error
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from lpc_apps.lmcache import node as lpc_node
@@ -28,7 +28,7 @@ def tier(stack: Stack, name: str) -> dict[str, Any]:
 
 
 def ids(stack: Stack, prompt: str) -> list[int]:
-    answer = httpx.post(
+    answer = httpx2.post(
         f"{stack.engine.url}/tokenize", json={"model": "tiny", "prompt": prompt}, timeout=patiently(), trust_env=False
     )
     found: list[int] = answer.json()["tokens"]
@@ -99,7 +99,7 @@ def test_a_front_requires_the_token_which_a_node_sends_in_its_url(stack: Stack, 
     with Front(tmp_path, stack.coordinator.port, "s3cret") as front:
         with pytest.raises(urllib.error.HTTPError, match="401"):
             front.ask("/lpc/status")
-        with httpx.Client(trust_env=False) as client:
+        with httpx2.Client(trust_env=False) as client:
             answer = client.post(f"http://lpc:s3cret@127.0.0.1:{front.port}/events", json={"batches": []})
         assert answer.status_code == 200
 
@@ -114,7 +114,7 @@ async def test_a_node_with_an_api_key_accepts_the_controllers_token_alone(
     options = ("--api-key-file", str(tmp_path / "token"), "--instance-id", "node-b")
     with Node(tmp_path, stack.coordinator.url, memory=CHUNK_BYTES * 40, disk_bytes_per_s=1e9, options=options) as node:
         for token, refused in (("other", True), ("s3cret", False)):
-            async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}, trust_env=False) as client:
+            async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, trust_env=False) as client:
                 asked = lpc_node.Node(client, f"127.0.0.1:{node.port}")
                 if refused:
                     with pytest.raises(lpc_node.NodeError, match="HTTP 401"):

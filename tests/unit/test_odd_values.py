@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -96,13 +96,13 @@ def test_an_odd_line_does_not_end_a_warm_up(tmp_path: Path, value: str) -> None:
     path.write_text(value.replace("\u2028", "") + "\n" + body % ('"hi"', value) + body % ('"ho"', "1"))
     sent: list[bytes] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         sent.append(request.content)
-        return httpx.Response(200, headers={"x-lpc-cache": "miss"})
+        return httpx2.Response(200, headers={"x-lpc-cache": "miss"})
 
     async def warm() -> Warmed:
         warmed = Warmed()
-        async with httpx.AsyncClient(base_url="http://gateway", transport=httpx.MockTransport(answer)) as client:
+        async with httpx2.AsyncClient(base_url="http://gateway", transport=httpx2.MockTransport(answer)) as client:
             await Warmer(client, rate=1e9).run(read_requests(path, warmed), warmed)
         return warmed
 

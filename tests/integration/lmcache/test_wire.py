@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
@@ -31,8 +31,8 @@ OBJECTS = [object_ for objects in PROMPT.objects for object_ in objects]
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient() as client:
+async def client() -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient() as client:
         yield client
 
 
@@ -63,7 +63,7 @@ FAULTS: dict[str, Callable[[Request], Response]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_malformed_answer_is_an_error_without_tokens(client: httpx.AsyncClient, fault: str) -> None:
+async def test_a_malformed_answer_is_an_error_without_tokens(client: httpx2.AsyncClient, fault: str) -> None:
     server = NodeServer()
     server.fault = FAULTS[fault]
     async with serving(server.app) as address:
@@ -79,9 +79,9 @@ async def _trickle() -> AsyncIterator[bytes]:
 
 
 async def test_a_node_that_answers_byte_by_byte_does_not_hold_up_the_next_deletions(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """httpx bounds the time between two bytes: such a call lasted for ever, and the tier was busy until then."""
+    """httpx2 bounds the time between two bytes: such a call lasted for ever, and the tier was busy until then."""
     monkeypatch.setattr(nodes, "TIMEOUT_S", 0.2)
     world, _ = filled()
     server = NodeServer()
@@ -100,13 +100,13 @@ async def test_a_node_that_answers_byte_by_byte_does_not_hold_up_the_next_deleti
 
 @pytest.mark.parametrize("ip", ["", "a b", "::zz", "exa\nmple", "x" * 300, "[", "1.2.3.4:x@y/?#"])
 async def test_a_node_that_registers_under_a_malformed_address_is_an_error_of_the_node(
-    client: httpx.AsyncClient, ip: str
+    client: httpx2.AsyncClient, ip: str
 ) -> None:
     with pytest.raises(NodeError):
         await Node(client, f"{ip}:0").delete("l1", OBJECTS)
 
 
-async def test_a_node_that_vanishes_during_a_deletion_leaves_no_state(client: httpx.AsyncClient) -> None:
+async def test_a_node_that_vanishes_during_a_deletion_leaves_no_state(client: httpx2.AsyncClient) -> None:
     world, _ = filled()
     begun, gone = asyncio.Event(), asyncio.Event()
 
@@ -138,7 +138,7 @@ def filled(**settings: Any) -> tuple[World, list[Prompt]]:
     return world, all_
 
 
-async def test_a_tick_deletes_from_the_node_and_requests_predictions(client: httpx.AsyncClient) -> None:
+async def test_a_tick_deletes_from_the_node_and_requests_predictions(client: httpx2.AsyncClient) -> None:
     world, all_ = filled()
     server, sidecar = NodeServer(), ScriptedPredictor(record=True)
     async with serving(server.app) as address:
@@ -162,7 +162,7 @@ def nonsense(_: Request) -> Response:
 
 @pytest.mark.parametrize("fault", ["breaks", "nobody", "unregistered", "nonsense"])
 async def test_failures_of_a_node_are_counted_and_logged_once_without_tokens(
-    client: httpx.AsyncClient, fault: str, caplog: pytest.LogCaptureFixture
+    client: httpx2.AsyncClient, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, all_ = filled()
     server = NodeServer()
@@ -182,7 +182,7 @@ async def test_failures_of_a_node_are_counted_and_logged_once_without_tokens(
     assert world.service.caches[MEMORY].used == 8 * MIB
 
 
-async def test_malformed_events_are_counted_and_others_are_applied(client: httpx.AsyncClient) -> None:
+async def test_malformed_events_are_counted_and_others_are_applied(client: httpx2.AsyncClient) -> None:
     world, all_ = filled()
     loop = Loop(world.service, ScriptedPredictor(), lambda _: None)
     loop.report(Event("store", "l1", "a", False, 0.0, [None]))  # type: ignore[list-item]
@@ -194,7 +194,7 @@ async def test_malformed_events_are_counted_and_others_are_applied(client: httpx
     assert world.service.caches[DISK].capacity == 5
 
 
-async def test_many_events_do_not_block_the_coordinator(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_events_do_not_block_the_coordinator(client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes wait two seconds for the coordinator to accept a report, then drop it."""
     monkeypatch.setattr(loops, "EVENTS_SLICE_S", 0.0)
     world = World()
@@ -216,7 +216,7 @@ async def test_many_events_do_not_block_the_coordinator(client: httpx.AsyncClien
     assert len(seen) == len(set(seen)) == 8
 
 
-async def test_capacities_and_restarts_are_never_dropped(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_capacities_and_restarts_are_never_dropped(client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost capacity would leave a node's memory unlimited; a lost restart would leave its old contents."""
     monkeypatch.setattr(loops, "MAX_EVENTS", 3)
     world, _ = filled()
@@ -231,7 +231,7 @@ async def test_capacities_and_restarts_are_never_dropped(client: httpx.AsyncClie
     assert (cache.capacity, cache.used, loop.dropped) == (6 * MIB, MIB, 7)
 
 
-async def test_metrics_contain_counts_and_no_hashes(client: httpx.AsyncClient) -> None:
+async def test_metrics_contain_counts_and_no_hashes(client: httpx2.AsyncClient) -> None:
     world, all_ = filled(rule="mq")
     loop = Loop(world.service, ScriptedPredictor(), lambda _: None)
     await loop.tick()
@@ -264,7 +264,7 @@ BASIC = base64.b64encode(f"lpc:{TOKEN}".encode()).decode()
         ("Bearer é".encode("latin-1").decode("latin-1"), 401),
     ],
 )
-async def test_only_requests_with_the_token_are_forwarded(client: httpx.AsyncClient, header: str | None, code: int) -> None:
+async def test_only_requests_with_the_token_are_forwarded(client: httpx2.AsyncClient, header: str | None, code: int) -> None:
     server = NodeServer()
     async with serving(server.app) as address, serving(front(address, TOKEN)) as gate:
         headers = [] if header is None else [(b"Authorization", header.encode("latin-1"))]
@@ -276,7 +276,7 @@ async def test_only_requests_with_the_token_are_forwarded(client: httpx.AsyncCli
         assert len(server.deleted) == (code == 200)
 
 
-async def test_probes_need_no_token_and_an_unreachable_node_is_502(client: httpx.AsyncClient) -> None:
+async def test_probes_need_no_token_and_an_unreachable_node_is_502(client: httpx2.AsyncClient) -> None:
     server = NodeServer()
     async with serving(server.app) as address, serving(front(address, TOKEN)) as gate:
         assert (await client.get(f"http://{gate}/healthcheck")).text == "ok"
@@ -286,11 +286,11 @@ async def test_probes_need_no_token_and_an_unreachable_node_is_502(client: httpx
         assert (answer.status_code, "ConnectError" in answer.text) == (502, True)
 
 
-async def test_half_an_answer_of_a_node_is_not_passed_on_as_a_whole_one(client: httpx.AsyncClient) -> None:
+async def test_half_an_answer_of_a_node_is_not_passed_on_as_a_whole_one(client: httpx2.AsyncClient) -> None:
     server = NodeServer()
     server.fault = FAULTS["is half"]
     async with serving(server.app) as address, serving(front(address, TOKEN)) as gate:
-        with pytest.raises(httpx.RemoteProtocolError):
+        with pytest.raises(httpx2.RemoteProtocolError):
             await client.request("DELETE", f"http://{gate}/cache/objects", headers={"Authorization": f"Bearer {TOKEN}"})
         server.fault = None
         answer = await client.get(f"http://{gate}/healthcheck")

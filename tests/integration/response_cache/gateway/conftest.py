@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-import httpx
+import httpx2
 
 from eviction_client.settings import ClientSettings
 from response_cache.gateway.server import running
@@ -23,10 +23,10 @@ class Running:
     """A running gateway. ``url`` is its address."""
 
     url: str
-    client: httpx.AsyncClient
+    client: httpx2.AsyncClient
     metrics_url: str
 
-    async def ask(self, body: dict[str, Any], **headers: str) -> httpx.Response:
+    async def ask(self, body: dict[str, Any], **headers: str) -> httpx2.Response:
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.client.post(CHAT, json=body, headers=fields)
 
@@ -58,8 +58,8 @@ async def a_gateway(
     where = ClientSettings(predictor_address=sidecar or f"127.0.0.1:{free_port()}")
     async with running(made, where, clock, Bounds(**{"probe_interval_s": 0.05, **bounds})) as addresses:
         url = f"http://127.0.0.1:{addresses.port}"
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=url, timeout=patiently(), trust_env=False, limits=limits) as client:
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(base_url=url, timeout=patiently(), trust_env=False, limits=limits) as client:
             yield Running(url, client, f"http://127.0.0.1:{addresses.metrics_port}/metrics")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -41,7 +41,7 @@ async def _stored(gateway: Running, count: float) -> bool:
     return await gateway.metric('lpc_gateway_stores_total{result="stored"}') >= count
 
 
-def cache_of(answer: httpx.Response) -> str | None:
+def cache_of(answer: httpx2.Response) -> str | None:
     return answer.headers.get("x-lpc-cache")
 
 
@@ -250,7 +250,7 @@ async def test_an_answer_without_finish_reason_stop_is_not_cached(caches: Respon
             engine.refuse = kind == "refused"
             calls = len(engine.completions)
             for _ in range(2):
-                with contextlib.suppress(httpx.RemoteProtocolError):
+                with contextlib.suppress(httpx2.RemoteProtocolError):
                     answer = await gateway.ask(chat(f"{kind} {stream}", stream=stream))
                     assert kind != "cut" and cache_of(answer) in ("miss", None)
             assert len(engine.completions) == calls + 2, kind
@@ -383,7 +383,7 @@ async def test_a_hit_names_the_original_question_on_request_as_the_scope_allows(
 
         numbers = itertools.count(1)  # each wording gets at most one semantic hit
 
-        async def hit(**more: str) -> httpx.Response | None:
+        async def hit(**more: str) -> httpx2.Response | None:
             answer = await gateway.ask(asks(f"{'Well, ' * next(numbers)}{question}"), **fields, **more)
             return answer if cache_of(answer) == "semantic" else None
 

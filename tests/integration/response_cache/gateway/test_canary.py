@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import httpx
+import httpx2
 import pytest
 
 from response_cache.semantic.calibration import Embeddings
@@ -99,9 +99,9 @@ async def test_questions_and_answers_appear_only_at_client_and_engine(
 async def ask_everything(url: str, engine: EngineDouble, metrics_port: int) -> list[str]:
     """Send requests of every kind that the gateway distinguishes; return their x-lpc-cache."""
     results: list[str] = []
-    async with httpx.AsyncClient(base_url=url, timeout=patiently(), trust_env=False) as client:
+    async with httpx2.AsyncClient(base_url=url, timeout=patiently(), trust_env=False) as client:
 
-        async def ask(body: dict[str, Any] | bytes, **headers: str) -> httpx.Response:
+        async def ask(body: dict[str, Any] | bytes, **headers: str) -> httpx2.Response:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
             answer = await client.post(CHAT, content=content, headers={"content-type": "application/json", **headers})
             results.append(answer.headers.get("x-lpc-cache", "none"))
@@ -128,7 +128,7 @@ async def ask_everything(url: str, engine: EngineDouble, metrics_port: int) -> l
     return results
 
 
-async def until_judged(client: httpx.AsyncClient, engine: EngineDouble, metrics_port: int) -> None:
+async def until_judged(client: httpx2.AsyncClient, engine: EngineDouble, metrics_port: int) -> None:
     """Send rewordings until one had a candidate, whose answer the judge compared with the engine's."""
     words = ("", "please", "thanks", "please thanks", "thanks please", "please please", "thanks thanks")
     for number, (before, after) in enumerate(itertools.islice(itertools.product(words, words), 1, None)):

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from eviction_client.settings import ClientSettings
@@ -115,8 +115,8 @@ async def test_a_waiting_request_takes_over_if_the_engine_dies_and_nothing_incom
         await asyncio.sleep(0.1)
         engine.die_after = None
         results = await asyncio.gather(*asking, return_exceptions=True)
-        whole = [result for result in results if isinstance(result, httpx.Response)]
-        assert all(isinstance(result, httpx.Response | httpx.RemoteProtocolError) for result in results)
+        whole = [result for result in results if isinstance(result, httpx2.Response)]
+        assert all(isinstance(result, httpx2.Response | httpx2.RemoteProtocolError) for result in results)
         assert all(answer.text.endswith("data: [DONE]\n\n") for answer in whole)
 
 
@@ -146,7 +146,7 @@ async def test_the_gateway_logs_an_unreadable_certificate_at_the_start(
     sidecar = ClientSettings(predictor_address=f"localhost:{free_port()}", predictor_ca=tmp_path / "nowhere.crt")
     async with serve_double(EngineDouble()) as engine:
         settings = GatewaySettings(port=0, metrics_port=0, gateway_engines=(engine.url,))
-        async with running(settings, sidecar) as addresses, httpx.AsyncClient(trust_env=False) as client:
+        async with running(settings, sidecar) as addresses, httpx2.AsyncClient(trust_env=False) as client:
             (line,) = (record.getMessage() for record in caplog.records if record.name == "response_cache.gateway.server")
             assert "the sidecar cannot be reached" in line and "nowhere.crt: No such file" in line
             answer = await client.post(f"http://127.0.0.1:{addresses.port}/v1/chat/completions", json=chat("plain"))

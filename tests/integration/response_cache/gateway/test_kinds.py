@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from lpc.requests.rules import ANY, sure
@@ -30,7 +30,7 @@ class Asked:
 
     async def ask(self) -> frozenset[str]:
         self.now += ASKED_S
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx2.AsyncClient(trust_env=False) as http:
             await self.engines.identify(http)
         return self.engines.rules
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from testing.processes import free_port
@@ -18,7 +18,7 @@ from tests.integration.response_cache.gateway.conftest import CHAT, a_gateway, c
 
 
 @contextlib.asynccontextmanager
-async def gateway(*engines: EngineDouble | str, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def gateway(*engines: EngineDouble | str, **settings: Any) -> AsyncIterator[httpx2.AsyncClient]:
     """Run a gateway without a sidecar before engines, and yield a client of it."""
     async with a_gateway(*engines, **settings) as running:
         yield running.client
@@ -94,7 +94,7 @@ async def test_without_a_sidecar_a_completion_is_the_engines_byte_by_byte(stream
         through = await client.post(CHAT, content=body)
         assert engine.received[0].body == body
         engine.received.clear()
-        async with httpx.AsyncClient(base_url=engine.url) as direct:
+        async with httpx2.AsyncClient(base_url=engine.url) as direct:
             alone = await direct.post(CHAT, content=body)
         assert through.content == alone.content
         assert through.headers["content-type"] == alone.headers["content-type"]
@@ -138,7 +138,7 @@ async def test_the_engine_stops_if_the_client_disconnects(stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_clients_answer_is_cut_off_if_the_engine_dies(stream: bool) -> None:
     async with serve_double(EngineDouble(words=["a", "b"], die_after=2)) as engine, gateway(engine) as client:
-        with pytest.raises(httpx.RemoteProtocolError):
+        with pytest.raises(httpx2.RemoteProtocolError):
             await client.post(CHAT, json=chat("x", stream=stream))
         engine.die_after = None
         assert (await client.post(CHAT, json=chat("x"))).status_code == 200

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from lpc_apps.routing.counted import COUNT_S
@@ -24,9 +24,9 @@ LONG = "word " * 8000
 @contextlib.asynccontextmanager
 async def asking(
     gateway: Running, engines: Sequence[EngineDouble] | EngineDouble, *texts: str, stream: bool = True
-) -> AsyncIterator[list[asyncio.Task[httpx.Response]]]:
+) -> AsyncIterator[list[asyncio.Task[httpx2.Response]]]:
     """Ask these questions, each when the one before is held, at an engine or answered."""
-    tasks: list[asyncio.Task[httpx.Response]] = []
+    tasks: list[asyncio.Task[httpx2.Response]] = []
     those = [engines] if isinstance(engines, EngineDouble) else engines
 
     async def arrived() -> bool:
@@ -196,11 +196,11 @@ VLLM = (
     ],
 )
 async def test_the_size_of_an_engines_cache_is_read(answers: dict[str, str], tokens: int | None) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         text = answers.get(request.url.path)
-        return httpx.Response(404) if text is None else httpx.Response(200, text=text)
+        return httpx2.Response(404) if text is None else httpx2.Response(200, text=text)
 
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as http:
         ranks = 2 if tokens == 32_000 else 1
         assert await tokens_of(http, "http://engine", {}) == (None if tokens is None else (tokens, ranks))
 
@@ -284,7 +284,7 @@ async def test_the_engines_count_of_first_tokens_ends_prefills_whose_answers_are
     engine.go.clear()
     async with serve_double(engine), a_gateway(engine, **QUEUE, max_values=10**7) as gateway:
 
-        def ask(text: str) -> asyncio.Task[httpx.Response]:
+        def ask(text: str) -> asyncio.Task[httpx2.Response]:
             return asyncio.ensure_future(gateway.ask(chat(text + VERY_LONG)))
 
         first = ask("first, whose engine is not known to count")
@@ -332,8 +332,8 @@ async def test_an_engine_is_not_asked_for_its_count_without_a_request_that_needs
     ],
 )
 async def test_an_engines_count_of_first_tokens_is_read(text: str, count: int | None) -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=text))
-    async with httpx.AsyncClient(transport=transport) as http:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, text=text))
+    async with httpx2.AsyncClient(transport=transport) as http:
         assert await first_tokens_of(http, "http://engine", {}) == count
 
 

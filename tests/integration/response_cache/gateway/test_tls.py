@@ -5,7 +5,7 @@ import contextlib
 import ssl
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from eviction_client.settings import ClientSettings
@@ -34,10 +34,10 @@ async def test_a_new_certificate_is_used_and_an_invalid_one_is_ignored(
 
             async def trusts(authority: Authority) -> bool:
                 context = ssl.create_default_context(cafile=authority.certificate)
-                async with httpx.AsyncClient(verify=context, trust_env=False) as client:
+                async with httpx2.AsyncClient(verify=context, trust_env=False) as client:
                     try:
                         return (await client.get(f"https://127.0.0.1:{addresses.port}/v1/models")).status_code == 200
-                    except httpx.ConnectError:
+                    except httpx2.ConnectError:
                         return False
 
             assert (await trusts(old), await trusts(new)) == (True, False)
@@ -66,7 +66,7 @@ async def test_half_handshakes_lock_nobody_out_and_end(tmp_path: Path, begin: by
         for _, writer in streams:
             writer.write(begin)
         context = ssl.create_default_context(cafile=authority.certificate)
-        async with httpx.AsyncClient(verify=context, trust_env=False, timeout=patiently()) as client:
+        async with httpx2.AsyncClient(verify=context, trust_env=False, timeout=patiently()) as client:
             assert (await client.get(f"https://127.0.0.1:{addresses.port}/v1/models")).status_code == 200
         for reader, writer in streams:
             with contextlib.suppress(ConnectionError):

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from typer.testing import CliRunner
 
@@ -63,7 +63,7 @@ async def warming(gateway: Running, scope: str = "", token: str = "a", **fields:
         await asyncio.sleep(0)
 
     headers = {"authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=patiently(), trust_env=False) as client:
+    async with httpx2.AsyncClient(base_url=gateway.url, headers=headers, timeout=patiently(), trust_env=False) as client:
         yield Warmer(client, scope, sleep=at_once, **fields)
 
 
@@ -248,9 +248,9 @@ async def test_the_daily_command_runs_at_once_then_waits_and_ends_at_sigterm(gat
 
 @pytest.mark.parametrize(("result", "counted"), [(name, Warmed(cached=1)) for name in SOURCES] + [("miss", Warmed(asked=1))])
 async def test_a_hit_of_any_tier_reaches_no_engine(result: str, counted: Warmed) -> None:
-    answer = httpx.MockTransport(lambda _: httpx.Response(200, headers={"x-lpc-cache": result}))
+    answer = httpx2.MockTransport(lambda _: httpx2.Response(200, headers={"x-lpc-cache": result}))
     warmed = Warmed()
-    async with httpx.AsyncClient(base_url="http://gateway", transport=answer) as client:
+    async with httpx2.AsyncClient(base_url="http://gateway", transport=answer) as client:
         await Warmer(client, sleep=no_pause).run([chat("hi")], warmed)
     assert warmed == counted
 
