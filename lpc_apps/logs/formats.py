@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Literal
 
 from lpc.errors import UsageError
-from lpc_apps.logs.chats import Reader, bedrock, chat, har, langfuse, litellm, nginx, otel, runs, vertex, vllm, wildchat
+from lpc_apps.logs.chats import Reader, bedrock, chat, har, langfuse, litellm, nginx, otel, runs, sglang, vertex, vllm, wildchat
 from lpc_apps.logs.datasets import conversations
 from lpc_apps.logs.records import Record, WrongRecord
 from lpc_apps.logs.traces import lmcache, qwen
@@ -115,6 +115,14 @@ _LIST: Final = (
         chats=Reader(vllm.read, vllm.repair, vllm.has_body),
     ),
     Format(
+        "sglang",
+        "SGLang's own log of requests as JSON",
+        "the body of a request",
+        "`event` `request.received.openai` with `obj`",
+        sglang.has_shape,
+        chats=Reader(sglang.read, sglang.repair, sglang.has_event),
+    ),
+    Format(
         "bedrock",
         "JSON",
         "a line of AWS Bedrock's model invocation log",
@@ -141,8 +149,9 @@ _LIST: Final = (
     Format(
         "runs",
         "JSON",
-        "a call in an export of LangSmith, Weave, PostHog, Datadog, Kong or Azure API Management",
-        "`run_type`; `op_name`; an `event` of `$ai_`; spans with `span_kind` or `meta`; `ai`; `RequestMessages`",
+        "a call in an export of LangSmith, Weave, PostHog, Datadog, Kong, Azure API Management or MLflow",
+        "`run_type`; `op_name`; an `event` of `$ai_`; spans with `span_kind` or `meta`; `ai`; `RequestMessages`; "
+        "`request_time`",
         runs.has_shape,
         chats=Reader(runs.read),
     ),

@@ -4,6 +4,7 @@ Each record has the shape of at most one format; the format with the most record
 that would be skipped, such as failed calls and health checks, decide only if no record can be read.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -134,12 +135,34 @@ OTHERS: Final = (
     ({"event_id", "data"}, f"a stream of KV cache events, which have hashes and no requests: {_GATEWAY}"),
 )
 """Files of other programs that cannot be read, by the fields of their records, with what to do."""
+TEXTS: Final = (
+    (rb"^\[GIN\] \d{4}/", f"Ollama's log, which has times and no prompts: {_GATEWAY}"),
+    (
+        rb"\bslot +(?:launch_slot_|update_slots|print_timing): ",
+        f"a log of llama.cpp's server, which has no prompts: {_GATEWAY}",
+    ),
+    (
+        rb"(?:Receive|Receive OpenAI|Finish): obj=",
+        "SGLang's log of requests as text: start it with --log-requests --log-requests-level 3 --log-requests-format json",
+    ),
+    (rb"^generation_id,|(?:^|,)tokens_prompt(?:,|$)", f"OpenRouter's list of activity, which has no prompts: {_GATEWAY}"),
+    (rb"text_generation_(?:router|launcher)", f"a log of Text Generation Inference, which has no prompts: {_GATEWAY}"),
+)
+"""Texts of other programs that cannot be read, by a pattern of a line of their beginning, with what to do."""
+BEGINNING: Final = 64 * 2**10
+"""Bytes of a text in which such a line is searched."""
 
 
 def _other_of(path: Path) -> str | None:
-    """Return what a file is whose first object is of another program, and what to do."""
+    """Return what a file is whose first object, or beginning, is of another program, and what to do."""
     first = _first(path)
-    return next((said for fields, said in OTHERS if fields <= first.keys()), None)
+    named = next((said for fields, said in OTHERS if fields <= first.keys()), None)
+    if named is not None:
+        return named
+    with suppress(OSError, DatasetError, *DAMAGED), unpacked(path) as file:
+        beginning = file.read(BEGINNING)
+        return next((said for pattern, said in TEXTS if re.search(pattern, beginning, re.MULTILINE)), None)
+    return None
 
 
 def is_batch(path: Path) -> bool:

@@ -46,6 +46,13 @@ RECORDS: dict[str, tuple[str, Callable[[int], Json | str | bytes]]] = {
             f'Request r{turn} JSON body: {{"messages": [{{"role": "user", "content": "hi {turn}"}}], "model": "m"}}'
         ),
     ),
+    "sglang": (
+        "sglang",
+        lambda turn: (
+            f'[2026-11-28 21:44:00] {{"timestamp": "2026-11-28T21:44:{turn % 60:02}", "event": "request.received.openai", '
+            f'"obj": {{"messages": [{{"role": "user", "content": "hi {turn}"}}]}}}}'
+        ),
+    ),
     "conversations": ("conversations", lambda turn: {"id": turn, "messages": [user("hi")]}),
     "wildchat": (
         "wildchat",

@@ -363,6 +363,33 @@ READ: dict[str, tuple[str, list[Row]]] = {
             }
         ),
     ),
+    "rows of a search in MLFlow 3": (
+        "runs",
+        each(
+            lambda turn: {
+                "trace_id": f"tr-{turn}",
+                "request_time": micros(turn) // 1000,
+                "state": "OK",
+                "execution_duration": 900,
+                "request": json.dumps(body(turn)),
+                "response": json.dumps(completion(turn)),
+                "trace_metadata": {"mlflow.trace.session": "s1"},
+            }
+        ),
+    ),
+    "rows of a search in MLFlow 2": (
+        "runs",
+        each(
+            lambda turn: {
+                "request_id": f"tr-{turn}",
+                "timestamp_ms": micros(turn) // 1000,
+                "status": "OK",
+                "request": body(turn),
+                "response": completion(turn),
+                "spans": None,
+            }
+        ),
+    ),
     "Azure API Management": (
         "runs",
         each(
@@ -535,6 +562,28 @@ NAMED: list[tuple[Row, str]] = [
 def test_what_has_no_prompts_is_named_with_what_to_do(row: Row, named: str, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=rf"log.jsonl is .*{named}.*(log|give|write|turn on)"):
         read(tmp_path, [row, row])
+
+
+TEXTS = {
+    "Ollama's log": '[GIN] 2026/11/30 - 10:00:00 | 200 |  2.0s |  127.0.0.1 | POST     "/api/chat"',
+    "a log of llama.cpp's server": "slot update_slots: id  0 | task 1 | new prompt, n_ctx_slot = 4096, n_prompt_tokens = 500",
+    "SGLang's log of requests as text": "[2026-11-30 10:00:00] Receive: obj=GenerateReqInput(rid='r', text='You are')",
+    "OpenRouter's list of activity": "generation_id,created_at,cost_total,tokens_prompt,tokens_completion",
+    "a log of Text Generation Inference": "2026-11-30T10:00:00.0Z  INFO text_generation_router::server: Success",
+}
+
+
+@pytest.mark.parametrize("program", TEXTS)
+def test_texts_without_prompts_are_named_with_what_to_do(program: str, tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_text("some line before it\n" + (TEXTS[program] + "\n") * 3)
+    with (
+        pytest.raises(
+            TraceError, match=f"engine.log is {program}.*: (log the requests in the engine or its gateway|start it with)"
+        ),
+        open_log(path),
+    ):
+        pass
 
 
 ODD: list[object] = [

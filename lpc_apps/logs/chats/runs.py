@@ -6,6 +6,7 @@
 - Datadog: spans of kind llm, exported or as they are sent (https://docs.datadoghq.com/llm_observability).
 - Kong: lines of its log plugins with the payload of the AI proxy (https://developer.konghq.com/ai-gateway/ai-audit-log-reference).
 - Azure API Management: rows of ApiManagementGatewayLlmLog.
+- MLflow: rows of `search_traces` (https://mlflow.org/docs/latest/genai/tracing/search-traces) without spans, of version 2 or 3.
 
 Each becomes a row as Langfuse has it.
 """
@@ -150,6 +151,29 @@ def _of_azure(row: Record) -> Iterator[Record]:
     }
 
 
+def _of_mlflow(row: Record) -> Iterator[Record]:
+    asked, metadata = object_of(row.get("request")), object_of(first_of(row, "trace_metadata", "request_metadata"))
+    yield {
+        "type": _CALL if any(asked.get(name) for name in ("messages", "contents", "input", "prompt")) else "trace",
+        "start_time": first_of(row, "request_time", "timestamp_ms"),
+        "id": first_of(row, "trace_id", "request_id"),
+        "session_id": metadata.get("mlflow.trace.session"),
+        "user_id": metadata.get("mlflow.trace.user"),
+        "input": asked,
+        "output": row.get("response"),
+        "usage": object_of(decoded(row.get("response"))).get("usage"),
+        "model": asked.get("model"),
+        "error": "failed" if str(first_of(row, "state", "status")).endswith("ERROR") else None,
+    }
+
+
+def _is_mlflow(record: Record) -> bool:
+    times, names = {"request_time", "timestamp_ms"} & record.keys(), {"trace_id", "request_id"} & record.keys()
+    return (
+        bool(times and names) and "request" in record and not {"state", "status"}.isdisjoint(record) and not record.get("spans")
+    )
+
+
 def _counts(fields: Record, asked: str, said: str) -> Record:
     counted = {"prompt_tokens": fields.get(f"{asked}_tokens"), "completion_tokens": fields.get(f"{said}_tokens")}
     return {name: value for name, value in counted.items() if value is not None}
@@ -169,5 +193,6 @@ _PROGRAMS: Final[tuple[tuple[Callable[[Record], bool], Callable[[Record], Iterat
     (_is_datadog, _of_datadog),
     (lambda record: "started_at" in record and isinstance(record.get("ai"), dict), _of_kong),
     (lambda record: "TimeGenerated" in record and "RequestMessages" in record, _of_azure),
+    (_is_mlflow, _of_mlflow),
 )
 """How a record of each program is known, and its rows."""
