@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import httpx
 
@@ -113,7 +113,7 @@ class Checks:
 
     Args:
         http: opens a connection for each request, so that closing it ends the request in the engine.
-        kind: returns the kind of an engine; None: not known.
+        kind: returns the kind of an engine; None: it was not asked yet, and no check begins.
         secret: key of the digests in the log.
         draw: returns a number from [0, 1).
         clock: monotonic seconds.
@@ -139,7 +139,8 @@ class Checks:
         self._tokens = {engine: PromptTokens(metrics.check_tokens, engine.name) for engine in engines.all}
         self._told: set[tuple[str, str]] = set()
         for engine, place in self._places.items():
-            metrics.checks.labels(engine.name, "equal")
+            for result in get_args(Result):  # from 0 on, so that a Prometheus counts the first ones as well
+                metrics.checks.labels(engine.name, result)
             engine.gives_way = partial(self._give_way, engine, place)
 
     def following(
@@ -180,9 +181,12 @@ class Checks:
             if now - place.kept.at > self._bounds.check_wait_s:
                 place.kept = None
                 self._skip("busy")
-            elif now >= place.rests_until and engine.up and engine.in_flight <= self._most:
+            elif self._is_free(engine, place, now):
                 kept, place.kept = place.kept, None
                 place.task = asyncio.create_task(self._check(engine, place, kept))
+
+    def _is_free(self, engine: Engine, place: _Place, now: float) -> bool:
+        return now >= place.rests_until and engine.up and engine.in_flight <= self._most and self.kind_of(engine) is not None
 
     async def close(self) -> None:
         """Break off all checks."""

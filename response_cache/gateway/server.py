@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import ssl
@@ -195,10 +196,12 @@ async def running(
 
 
 def _kind_of(setting: str, engine: Engine) -> str | None:
-    """Return the kind of an engine, by the setting or by what it says; None: not known."""
+    """Return the kind of an engine, by the setting or by what it says: `any` if it does not say; None: it was not asked yet."""
     if setting != "auto":
         return setting
-    return None if engine.kind is None else engine.kind.kind
+    if engine.kind is not None:
+        return engine.kind.kind
+    return "any" if engine.asked_at > -math.inf else None
 
 
 def _log_repair(settings: GatewaySettings) -> None:
