@@ -277,7 +277,7 @@ def _of_checks(checks: Mapping[str, Any] | None) -> list[str]:
     found = ", ".join(f"{results[result]:,} {words}" for result, words in RESULTS.items() if result in results) or "none"
     whys = [f"{skipped[reason]:,} {reason}" for reason in NEVER_CHECKED if reason in skipped]
     why = f" ({', '.join(whys)})" if whys else ""
-    lines = [f"Hit checks: {found}. {sum(skipped.values()):,} requests were drawn and not checked{why}."]
+    lines = [f"Hit checks: {found}. Drawn and not checked: {sum(skipped.values()):,}{why}."]
     if wrong := checks["engines_that_differ"]:
         lines.append(
             f"{_names(wrong)} {_do(wrong)} not answer from the cache as computed: see LpcHitsDiffer in docs/how-to/runbook.md."

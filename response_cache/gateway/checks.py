@@ -45,6 +45,7 @@ from response_cache.gateway.engines import Engine, Engines
 from response_cache.gateway.headers import ENGINE_KEYS
 from response_cache.gateway.kinds import bytes_of, fields_of
 from response_cache.gateway.metrics import Metrics
+from response_cache.gateway.request import NUMBERS, values_exceed
 from response_cache.gateway.settings import Bounds, GatewaySettings
 from response_cache.gateway.targets import PROMPTS
 from response_cache.gateway.usage import PromptTokens, Usage
@@ -53,6 +54,8 @@ log = logging.getLogger(__name__)
 
 BODY_BYTES: Final = 2**20
 """Longest body that is kept for a check."""
+MOST_VALUES: Final = 20_000
+"""JSON values of such a body, which is read and written while other threads wait, in about 1 microsecond each."""
 ANSWER_BYTES: Final = 2**18
 METRICS_BYTES: Final = 4 << 20
 LEAST_S: Final = 0.02
@@ -184,6 +187,7 @@ class Checks:
             elif self._is_free(engine, place, now):
                 kept, place.kept = place.kept, None
                 place.task = asyncio.create_task(self._check(engine, place, kept))
+                place.task.add_done_callback(partial(self._ended, place))
 
     def _is_free(self, engine: Engine, place: _Place, now: float) -> bool:
         return now >= place.rests_until and engine.up and engine.in_flight <= self._most and self.kind_of(engine) is not None
@@ -201,6 +205,12 @@ class Checks:
         if place.task is not None and engine.in_flight > self._most:
             place.task.cancel()
 
+    def _ended(self, place: _Place, task: asyncio.Task[None]) -> None:
+        """Make room for the next check. A task that is cancelled before it begins ends without running at all."""
+        place.task = None
+        if task.cancelled():
+            self._skip("gave_way")
+
     def _skip(self, reason: Skipped) -> None:
         self._metrics.checks_skipped.labels(reason).inc()
 
@@ -211,8 +221,6 @@ class Checks:
         except _Skip as skip:
             self._skip(skip.reason)
             self._tell(engine, skip.reason)
-        except asyncio.CancelledError:
-            self._skip("gave_way")
         except Exception as error:  # an error here must not end the checks of an engine
             self._skip("failed")
             log_bug(log, "a hit check", error)
@@ -220,7 +228,6 @@ class Checks:
             took_s = self._clock() - began
             self._metrics.check_seconds.labels(engine.name).inc(took_s)
             place.rests_until = self._clock() + self._bounds.check_rest * max(took_s, LEAST_S)
-            place.task = None
 
     async def _compare(self, engine: Engine, kept: Kept) -> None:
         body = await asyncio.to_thread(_read, kept)
@@ -244,7 +251,8 @@ class Checks:
     async def _confirmed(self, asking: "_Asking", cached: CheckAnswer, computed: CheckAnswer, salt: str) -> Result:
         """Return what a difference is. A confirmation that cannot end leaves it unconfirmed."""
         try:
-            again = Confirmed(await asking.cached(), await asking.computed(secrets.token_hex(16)), await asking.fresh_hit(salt))
+            fresh_hit = await asking.fresh_hit(salt)  # first: what is computed next may evict its blocks
+            again = Confirmed(await asking.cached(), await asking.computed(secrets.token_hex(16)), fresh_hit)
             result: Result = confirmed(cached, computed, again)
             if result != "blocks":
                 return result
@@ -280,7 +288,7 @@ class Checks:
             "POST",
             engine.url,
             headers=[*kept.headers, (b"content-type", b"application/json")],
-            content=json.dumps(fields, separators=(",", ":")).encode(),
+            content=await asyncio.to_thread(_written, fields),
             extensions={"target": engine.prefix + kept.target},
         )
         try:
@@ -388,12 +396,18 @@ class Following(Usage):
         self._ended(*self.read())
 
 
-def _read(kept: Kept) -> CheckBody | Reason:
+def _read(kept: Kept) -> CheckBody | Reason | Literal["size"]:
+    if values_exceed(kept.body, MOST_VALUES, NUMBERS):
+        return "size"
     try:
         fields = json.loads(kept.body)
     except (ValueError, RecursionError):
         return "form"
     return check_body(kept.path, fields) if isinstance(fields, dict) else "form"
+
+
+def _written(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def _numbers(pattern: re.Pattern[bytes], text: bytes) -> list[float]:

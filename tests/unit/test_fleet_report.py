@@ -231,8 +231,8 @@ lpc_gateway_checks_skipped_total{reason="refused"} 7
 def test_the_report_has_the_results_of_hit_checks(server: Server) -> None:
     url = server.sends(FLEET + CHECKED)
     assert (
-        "Hit checks: 1,234 equal, 2 equal but for a tie of two tokens, 1 in which cached blocks differ. 407 requests were "
-        "drawn and not checked (7 refused). b:2 does not answer from the cache as computed"
+        "Hit checks: 1,234 equal, 2 equal but for a tie of two tokens, 1 in which cached blocks differ. Drawn and not "
+        "checked: 407 (7 refused). b:2 does not answer from the cache as computed"
     ) in shown(url)
     checks = figures("--engine", url)["fleet"]["checks"]
     assert checks["results"] == {"equal": 1234, "tie": 2, "blocks": 1}
