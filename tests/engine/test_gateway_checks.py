@@ -112,6 +112,19 @@ def test_true_hits_are_equal_and_what_was_computed_for_them_is_evicted_first(
     assert "cannot be checked" not in gateway.log.read_text()
 
 
+def test_streams_and_token_ids_are_checked_too(folder: Path, engine: VllmServer) -> None:
+    gateway = Gateway(folder, engine, **EVERY)
+    try:
+        body = {"model": "tiny", "prompt": [20 + number % 200 for number in range(300)], "max_tokens": 2, "stream": True}
+        address = f"http://127.0.0.1:{gateway.port}/v1/completions"
+        request = urllib.request.Request(address, json.dumps(body).encode(), {"content-type": "application/json"})
+        assert b"[DONE]" in urllib.request.urlopen(request, timeout=patiently()).read()
+        # The stream does not say whether it hits. What it has computed is cached, so the check hits that.
+        assert after(gateway, 1) == {"equal": 1}
+    finally:
+        gateway.stop()
+
+
 def test_blocks_of_an_adapters_former_weights_are_found(folder: Path, engine: VllmServer) -> None:
     path = adapter(folder / "adapter", 1)
     load(engine, path)
