@@ -198,6 +198,7 @@ HOW: Final[dict[str, dict[str, How]]] = {
     },
 }
 SHOWN: Final = {
+    "check-hits.md": ("Hit checks:", "hit check: engine"),
     "deploy.md": ("predictions/s ", "# deploy/overlays/"),
     "install/helm.md": ("# Chart.yaml",),
     "install/other-engines.md": ("priority = 60",),
