@@ -19,6 +19,21 @@ PARTS: Final = ("waiting", "missing")
 GROUPS: Final = ("repaired", "left", "dry_run")
 """What became of requests that a repair rule matches."""
 ANY_RULE: Final = "any"
+DIFFER: Final = ("blocks", "tier", "adapter", "hit")
+"""Results of hit checks in which a cached answer is not the computed one."""
+RESULTS: Final = {
+    "equal": "equal",
+    "tie": "equal but for a tie of two tokens",
+    "unsteady": "of engines that do not agree with themselves",
+    "unconfirmed": "that differ, unconfirmed",
+    "hit": "in which any hit differs",
+    "blocks": "in which cached blocks differ",
+    "tier": "in which cached blocks differ, with a tier",
+    "adapter": "in which cached blocks of an adapter differ",
+}
+"""Results of hit checks, and what the report calls them."""
+NEVER_CHECKED: Final = ("unreported", "salt_ignored", "refused", "failed")
+"""Reasons for skipping of which the report says the number, because an operator can do something."""
 HOW: Final = {"cost": "by waiting prefill + 11 x missing prefill (cost:11)", "hash": "by a hash of the conversation (hash)"}
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_gateway_engine_requests_total": ("engine", "status"),
@@ -32,6 +47,8 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_gateway_compared_seconds_total": ("router", "part"),
     "lpc_gateway_repair_requests_total": ("rule", "group"),
     "lpc_gateway_repair_prompt_tokens_total": ("group", "found"),
+    "lpc_gateway_checks_total": ("engine", "result"),
+    "lpc_gateway_checks_skipped_total": ("reason",),
     "lpc_gateway_held_seconds_sum": (),
     "lpc_gateway_held_seconds_count": (),
     "lpc_gateway_held_seconds_bucket": ("le",),
@@ -71,6 +88,7 @@ def fleet_of(sums: Sums) -> dict[str, Any] | None:
         "copied_share": _share(believed["elsewhere"], sum(believed.values())),
         "held": _held(sums),
         "repair": _repair(sums),
+        "checks": _checks(sums),
         "compared": None
         if compared < 1
         else {
@@ -89,6 +107,8 @@ def _engines(sums: Sums) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     rows = [(key, value) for key, value in sums.items() if key[0] in LABELS and LABELS[key[0]][:1] == ("engine",)]
     for (name, engine, *others), value in rows:
+        if name == "lpc_gateway_checks_total":
+            continue
         row = found.setdefault(engine, {"requests": 0.0, "up": None, **dict.fromkeys(FOUND, 0.0)})
         if name == "lpc_gateway_engine_up":
             row["up"] = min(value, 1.0)
@@ -158,6 +178,21 @@ def _repair(sums: Sums) -> dict[str, Any] | None:
     return {"requests_by_rule": by_rule, "groups": groups}
 
 
+def _checks(sums: Sums) -> dict[str, Any] | None:
+    """Return the results of hit checks, and why others were skipped; None: no request was drawn."""
+    results, skipped, engines = dict.fromkeys(RESULTS, 0.0), dict[str, float](), set[str]()
+    for key, value in sums.items():
+        if key[0] == "lpc_gateway_checks_total" and key[2] in results:
+            results[key[2]] += value
+            engines |= {key[1]} if value >= 0.5 and key[2] in DIFFER else set()
+        elif key[0] == "lpc_gateway_checks_skipped_total" and round(value):
+            skipped[key[1]] = round(value)
+    counted = {result: round(value) for result, value in results.items() if round(value)}
+    if not counted and not skipped:
+        return None
+    return {"results": counted, "skipped": skipped, "engines_that_differ": sorted(engines)}
+
+
 def show_fleet(screen: Any, fleet: Mapping[str, Any]) -> None:
     """Print the fleet's table and its lines."""
     from rich.table import Table
@@ -216,7 +251,7 @@ def lines_of(fleet: Mapping[str, Any]) -> list[str]:
             f"Copies: {fleet['copied_share']:.1%} of the prompt tokens were sent to an engine that is believed not to have "
             "them while another one is believed to. The other one may have evicted them since."
         )
-    lines += _of_repair(fleet["repair"]) + _of_queue(fleet["held"]) + _of_routers(fleet)
+    lines += _of_repair(fleet["repair"]) + _of_checks(fleet["checks"]) + _of_queue(fleet["held"]) + _of_routers(fleet)
     return lines
 
 
@@ -233,6 +268,21 @@ def _of_repair(repair: Mapping[str, Any] | None) -> list[str]:
         f"{rule} {number:,}" for rule, number in sorted(repair["requests_by_rule"].items(), key=lambda one: -one[1])
     )
     return [f"Repair: {'; '.join(groups)}. Requests by rule: {rules}."]
+
+
+def _of_checks(checks: Mapping[str, Any] | None) -> list[str]:
+    if checks is None:
+        return []
+    results, skipped = checks["results"], checks["skipped"]
+    found = ", ".join(f"{results[result]:,} {words}" for result, words in RESULTS.items() if result in results) or "none"
+    whys = [f"{skipped[reason]:,} {reason}" for reason in NEVER_CHECKED if reason in skipped]
+    why = f" ({', '.join(whys)})" if whys else ""
+    lines = [f"Hit checks: {found}. Drawn and not checked: {sum(skipped.values()):,}{why}."]
+    if wrong := checks["engines_that_differ"]:
+        lines.append(
+            f"{_names(wrong)} {_do(wrong)} not answer from the cache as computed: see LpcHitsDiffer in docs/how-to/runbook.md."
+        )
+    return lines
 
 
 def _of_queue(held: Mapping[str, Any] | None) -> list[str]:
@@ -272,6 +322,11 @@ def _names(names: list[str]) -> str:
 
 def _do(names: list[str]) -> str:
     return "does" if len(names) == 1 else "do"
+
+
+def is_reason(text: str) -> bool:
+    """Return whether a report can read why a hit was not checked."""
+    return 0 < len(text) <= 32
 
 
 def is_status(text: str) -> bool:

@@ -157,6 +157,8 @@ VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "router": fleet_report.ROUTERS.__contains__,
     "choice": fleet_report.CHOICES.__contains__,
     "part": fleet_report.PARTS.__contains__,
+    "result": fleet_report.RESULTS.__contains__,
+    "reason": fleet_report.is_reason,
     "le": _is_time,
 }
 """Whether the report can read a value of a label."""

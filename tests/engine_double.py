@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
@@ -128,7 +128,7 @@ class EngineDouble:
 
     async def _complete(self, asked: dict[str, Any], chat: bool, send: Send) -> None:
         words = self.words or ["You said: ", asked["messages"][-1]["content"] if chat else asked["prompt"]]
-        number = len(self.received)
+        number, usage = len(self.received), self.usage
         kind = "chatcmpl" if chat else "cmpl"
         common = {"id": f"{kind}-{number}", "created": 1_700_000_000 + number, "model": asked["model"], **self.extra}
         if not asked.get("stream"):
@@ -136,7 +136,7 @@ class EngineDouble:
             said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
             choices = [{"index": 0, **said, "logprobs": None, "finish_reason": self.finish}]
             form = "chat.completion" if chat else "text_completion"
-            body = json.dumps({**common, "object": form, "choices": choices, "usage": self.usage}).encode()
+            body = json.dumps({**common, "object": form, "choices": choices, "usage": usage}).encode()
             if self.die_after is None:
                 await whole(send, 200, body, [(b"content-type", b"application/json")])
             else:
@@ -155,7 +155,7 @@ class EngineDouble:
             choice = {"index": 0, **({"delta": delta} if chat else {"text": delta}), "finish_reason": end}
             await event(send, {**common, "object": form, "choices": [choice]})
         if (asked.get("stream_options") or {}).get("include_usage"):
-            await event(send, {**common, "object": form, "choices": [], "usage": self.usage})
+            await event(send, {**common, "object": form, "choices": [], "usage": usage})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
         if self.hold_after is not None and self.hold_after >= len(deltas):
             await self.further.wait()
@@ -175,6 +175,9 @@ async def whole(send: Send, status: int, body: bytes, headers: list[tuple[bytes,
     await send({"type": "http.response.body", "body": body})
 
 
+AnyEngine = TypeVar("AnyEngine", bound=EngineDouble)
+
+
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
@@ -182,7 +185,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serve_double(engine: EngineDouble, port: int = 0) -> AsyncIterator[EngineDouble]:
+async def serve_double(engine: AnyEngine, port: int = 0) -> AsyncIterator[AnyEngine]:
     """Serve an engine on a port of loopback. Close its connections at the end."""
     with socket.create_server(("127.0.0.1", port), backlog=2048) as listener:
         config = uvicorn.Config(engine, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=0)

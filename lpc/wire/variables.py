@@ -34,7 +34,8 @@ ENGINE: Final = """
 """
 """Fields of `eviction_client.settings.ClientSettings`."""
 GATEWAY: Final = """
-    gateway_cache, gateway_cache_anonymous, gateway_engine_ca, gateway_engine_key, gateway_engine_kind,
+    gateway_cache, gateway_cache_anonymous, gateway_check_in_flight, gateway_check_share, gateway_engine_ca,
+    gateway_engine_key, gateway_engine_kind,
     gateway_engine_tokens, gateway_engines, gateway_queue, gateway_queue_timeout_s,
     gateway_hints, gateway_identity_headers, gateway_lookup_timeout_s, gateway_max_connections,
     gateway_max_connections_per_address, gateway_max_held_bytes, gateway_max_requests, gateway_paths, gateway_redis_ca,

@@ -65,6 +65,7 @@ class Engine:
         answered_at: time of the last answer to a request or a probe, at first of its creation.
         kind: what it says that it is; None: not known, or it was down since.
         starts: how often it has answered again after it had refused connections: as a new process, whose cache is empty.
+        gives_way: called when a request is counted as in flight; None: nothing gives way to it.
     """
 
     def __init__(self, url: str, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,6 +79,7 @@ class Engine:
         self.kind: EngineKind | None = None
         self.asked_at = -math.inf
         self.starts = 0
+        self.gives_way: Callable[[], None] | None = None
         self._refused = False
         self._clock = clock
         self._failures = 0
@@ -155,6 +157,8 @@ class Engine:
     def serving(self) -> Iterator[None]:
         """Count a request as in flight."""
         self.in_flight += 1
+        if self.gives_way is not None:
+            self.gives_way()
         try:
             yield
         finally:

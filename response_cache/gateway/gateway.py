@@ -22,6 +22,7 @@ from lpc.wire.headers import Headers, end_to_end
 from lpc.wire.raw_path import BadTarget, check_framing
 from response_cache.gateway.answered import Answered, RoutedConversation
 from response_cache.gateway.cached import Cached, Found
+from response_cache.gateway.checks import Checks, Following
 from response_cache.gateway.choice import Route
 from response_cache.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
 from response_cache.gateway.errors import CLOSE, GatewayError
@@ -41,7 +42,7 @@ from response_cache.gateway.repairing import Group
 from response_cache.gateway.request import SESSION_HEADER, Reader, Reading, digest
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.gateway.targets import CHAT, COMPLETIONS, FREQUENT, OWN, RESPONSES, Paths, is_form, path_of
-from response_cache.gateway.upstream import BELIEF, Upstream
+from response_cache.gateway.upstream import BELIEF, ENGINE, Upstream
 from response_cache.gateway.usage import TAIL
 from response_cache.gateway.verdict import joined, read, verdict_of
 
@@ -64,6 +65,7 @@ class Gateway:
 
     Args:
         max_answer_bytes: longer answers are not recorded.
+        checks: checks hits; None: none are checked.
         clock: seconds since the Unix epoch, for `created` in answers from the cache.
     """
 
@@ -77,6 +79,7 @@ class Gateway:
         reader: Reader,
         load: Load,
         max_answer_bytes: int,
+        checks: Checks | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
@@ -84,6 +87,7 @@ class Gateway:
         self._reader = reader
         self._load = load
         self._max_answer_bytes = max_answer_bytes
+        self._checks = checks
         self._clients = clients
         self._cached = cached
         self._upstream = upstream
@@ -269,7 +273,9 @@ class Gateway:
                     chunks = await stack.enter_async_context(contextlib.aclosing(reading_ahead))
                 else:
                     settle(ended=True)
-                await self._relay(exchange, answer, chunks, found.label if found.asked else "none", group=reading.repaired)
+                following = self._following(exchange, answer, headers, reading.body)
+                label = found.label if found.asked else "none"
+                await self._relay(exchange, answer, chunks, label, group=reading.repaired, following=following)
         finally:
             # Also if the client or the engine has disconnected. Clients disconnect as soon as they have read [DONE], which is
             # before the end of the stream; the recording is complete by then.
@@ -300,7 +306,18 @@ class Gateway:
         """
         headers = self._for_engine(exchange, client, session)
         async with self._upstream.answer(exchange.method, exchange.target, headers, content or None, route) as answer:
-            await self._relay(exchange, answer, answer.aiter_raw(), label, noted, group)
+            following = self._following(exchange, answer, headers, content)
+            await self._relay(exchange, answer, answer.aiter_raw(), label, noted, group, following)
+
+    def _following(
+        self, exchange: Exchange, answer: httpx.Response, headers: Headers, body: bytes | AsyncIterator[bytes]
+    ) -> Following | None:
+        """Return what follows an answer because the request's hit may be checked; None: it is not."""
+        if self._checks is None or answer.status_code != HTTPStatus.OK:
+            return None
+        store = directives_of(exchange.headers).store
+        path = exchange.raw_path.decode("ascii")
+        return self._checks.following(answer.extensions.get(ENGINE), path, exchange.target, headers, body, store=store)
 
     async def _relay(
         self,
@@ -310,6 +327,7 @@ class Gateway:
         label: str,
         noted: Callable[[bytes], None] | None = None,
         group: Group | None = None,
+        following: Following | None = None,
     ) -> None:
         """Send an engine's answer to the client as it arrives.
 
@@ -317,9 +335,11 @@ class Gateway:
             label: the result of a look-up; ``none``: not looked up.
             noted: called with the beginning of the answer.
             group: what became of a request that a repair rule matches.
+            following: takes the answer's bytes as well; None: its hit is not checked.
         """
         repairing = self._reader.repairing
         measured = None if repairing is None or answer.status_code != HTTPStatus.OK else repairing.measured(group)
+        readers = [reader for reader in (measured, following) if reader is not None]
         extra = [] if label == "none" else [(b"x-lpc-cache", label.encode())]
         belief = answer.extensions.get(BELIEF) if self._settings.gateway_prefix_header else None
         if belief is not None:
@@ -335,12 +355,12 @@ class Gateway:
                 if noted is not None:
                     noted(data)
                     noted = None
-                if measured is not None:
-                    measured.part(data)
+                for reader in readers:
+                    reader.part(data)
                 await exchange.write(data)
         finally:
-            if measured is not None:  # also if the client has gone, as many do after the last event
-                measured.end()
+            for reader in readers:  # also if the client has gone, as many do after the last event
+                reader.end()
         await exchange.end()
 
     def _for_engine(self, exchange: Exchange, client: Client, session: str | None) -> Headers:

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from lpc.wire.metrics import registered
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+NATS = (1e-6, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
 LOOKUP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 1.0)
 
 
@@ -134,6 +135,34 @@ class Metrics:
         self.repair_failures = counter(
             "lpc_gateway_repair_failures", "Requests that were sent as they were because of an error in a repair rule."
         )
+        self.checks = counter(
+            "lpc_gateway_checks",
+            "Hit checks by result. `equal`: the cached answer is the computed one; `tie`: another token, nearly as probable; "
+            "`unsteady`: the engine does not agree with itself; `unconfirmed`: it differs, and this could not be repeated; "
+            "`hit`: it differs, and so does a hit of what was just computed; `blocks`: only what was cached before differs; "
+            "`tier`: the same, and the engine has loaded blocks from a tier; `adapter`: the same, and the model is an adapter.",
+            engine=(),
+            result=(),
+        )
+        self.checks_skipped = counter(
+            "lpc_gateway_checks_skipped",
+            "Requests that were drawn and not checked, by reason: `no_hit`, `busy`, `gave_way`, `evicted`, `endpoint`, "
+            "`media`, `form`, `size`, `no_store`, `prompt`, `unreported`, `salt_ignored`, `refused`, `failed`, `unreadable`.",
+            reason=(),
+        )
+        self.check_nats = registered(
+            partial(Histogram, buckets=NATS),
+            registry,
+            "lpc_gateway_check_nats",
+            "How far the log-probabilities of a cached and a computed answer differ, nats.",
+        )
+        self.check_tokens = counter(
+            "lpc_gateway_check_prompt_tokens",
+            "Prompt tokens of hit checks as answers report them: `cached`, `computed`; `unreported`.",
+            engine=(),
+            found=(),
+        )
+        self.check_seconds = counter("lpc_gateway_check_seconds", "Seconds that hit checks took.", engine=())
         self.in_flight = gauge("lpc_gateway_in_flight", "Requests in progress.")
         self.held_bytes = gauge("lpc_gateway_held_bytes", "Bytes of the bodies of requests in progress.")
         self.cache_up = gauge("lpc_gateway_cache_up", "1 while the sidecar answers look-ups; 0: the gateway is a plain proxy.")

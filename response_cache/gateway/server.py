@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import ssl
@@ -26,9 +27,10 @@ from lpc_apps.routing.counted import COUNT_S
 from lpc_apps.routing.router import Router
 from response_cache.client import ResponseCacheClient
 from response_cache.gateway.cached import Cached
+from response_cache.gateway.checks import Checks
 from response_cache.gateway.choice import ByCost, ByHash, Choice, Unfollowed
 from response_cache.gateway.clients import Clients, SaltKeyError, Tenants, read_key
-from response_cache.gateway.engines import Engines, http_clients
+from response_cache.gateway.engines import Engine, Engines, http_clients
 from response_cache.gateway.errors import GatewayStartError
 from response_cache.gateway.exchange import Load
 from response_cache.gateway.gateway import Gateway
@@ -138,6 +140,10 @@ async def running(
         if settings.repairs:
             repairing = Repairing(settings, metrics, (lambda: engines.kind) if kind == "auto" else (lambda: kind))
             _log_repair(settings)
+        checks = None
+        if settings.gateway_check_share:
+            checks = Checks(settings, bounds, fresh, engines, metrics, partial(_kind_of, kind), key_of_salts)
+            log.info("hits are checked, of %g of the completions", settings.gateway_check_share)
         gateway = Gateway(
             settings,
             clients,
@@ -154,6 +160,7 @@ async def running(
             ),
             load,
             bounds.max_answer_bytes,
+            checks,
             clock,
         )
         port = listener.getsockname()[1]
@@ -168,7 +175,9 @@ async def running(
         if queue is not None:
             background.every(bounds.probe_interval_s, "measure", partial(queue.measure, fresh, engines.headers))
             background.every(COUNT_S, "count", partial(queue.count, kept, engines.headers))
-        if kind == "auto" and (settings.gateway_cache or settings.repairs):
+        if checks is not None:
+            background.every(bounds.check_look_s, "checks", checks.run)
+        if kind == "auto" and (settings.gateway_cache or settings.repairs or checks is not None):
             background.every(bounds.probe_interval_s, "identify", partial(engines.identify, fresh))
         background.every(REFRESH_S, "tokens", partial(asyncio.to_thread, clients.refresh))
         if tls is not None:
@@ -177,11 +186,22 @@ async def running(
             yield Addresses(settings.host, port, metrics_port)
         finally:
             await background.close()
+            if checks is not None:
+                await checks.close()
             server.should_exit = True
             await serving
             if peers is not None:  # last, so that it announces the ends of the last requests
                 await peers.stop()
             await sharing.close()
+
+
+def _kind_of(setting: str, engine: Engine) -> str | None:
+    """Return the kind of an engine, by the setting or by what it says: `any` if it does not say; None: it was not asked yet."""
+    if setting != "auto":
+        return setting
+    if engine.kind is not None:
+        return engine.kind.kind
+    return "any" if engine.asked_at > -math.inf else None
 
 
 def _log_repair(settings: GatewaySettings) -> None:

@@ -39,6 +39,10 @@ class Bounds:
         connect_timeout_s: timeout of connecting to an engine, seconds.
         probe_interval_s: seconds between probes of an engine that is down.
         idle_s: seconds without an answer after which an engine that is up is probed.
+        check_look_s: seconds between looks for an engine whose hits can be checked.
+        check_wait_s: seconds for which a request waits to be checked; after them its blocks may be evicted.
+        check_timeout_s: timeout of one request of a hit check, seconds.
+        check_rest: times of a check's seconds for which its engine is not checked again. 49: checks take 2% of its time.
         patience: when connections of slow clients are closed.
     """
 
@@ -49,6 +53,10 @@ class Bounds:
     connect_timeout_s: float = 2.0
     probe_interval_s: float = 0.5
     idle_s: float = 5.0
+    check_look_s: float = 0.25
+    check_wait_s: float = 60.0
+    check_timeout_s: float = 120.0
+    check_rest: float = 49.0
     patience: Patience = SHIPPED
 
 
@@ -165,6 +173,20 @@ class GatewaySettings(ServerSettings):
         False,
         description="Send x-lpc-prefix with completions: prompt tokens, expected and cached, and why tokens are missing. Of "
         "streams what is expected only, because their first bytes come before a report.",
+    )
+
+    gateway_check_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the completions whose hits are checked: an idle engine gets the prompt again, cached and "
+        "computed, and the log-probabilities are compared. Checks take at most 2% of an engine's time. 0: none.",
+    )
+    gateway_check_in_flight: int = Field(
+        0,
+        ge=0,
+        description="Requests in an engine up to which it counts as idle for LPC_GATEWAY_CHECK_SHARE. Above 0 a check may slow "
+        "these requests.",
     )
 
     gateway_cache: bool = Field(True, description="Use the sidecar's response caches; false: a plain proxy.")

@@ -43,6 +43,8 @@ SENDS_AFTER_TIMEOUT: Final = 2
 """The same after a 504, since each engine may have worked for as long as the proxy waits."""
 BELIEF: Final = "lpc_belief"
 """Name under which an answer 200 carries what was believed of its request (`response_cache.gateway.choice.Belief`)."""
+ENGINE: Final = "lpc_engine"
+"""Name under which an answer 200 carries its engine."""
 _ERROR_EVENT: Final = b'data: {"error":'
 REFUSAL_BYTES: Final = 64 * 2**10
 REFUSAL_S: Final = 2.0
@@ -213,6 +215,8 @@ class Upstream:
                         for other, took_s in doubted:
                             other.failed("it answers 500 or 504 where another engine answers", took_s)
                         stack.push_async_exit(attempt.pop_all())
+                        if status == HTTPStatus.OK:
+                            response.extensions[ENGINE] = engine
                         return response
                     if not attempts or not _may_send(request, sends):
                         stack.push_async_exit(attempt.pop_all())

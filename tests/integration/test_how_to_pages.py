@@ -100,6 +100,10 @@ HOW: Final[dict[str, dict[str, How]]] = {
         "lpc report --engine http://127.0.0.1:9095": "tests/unit/test_fleet_report.py",
         "lpc report --prometheus http://prometheus:9090 --hours 6": "tests/deploy/test_report.py",
     },
+    "check-hits.md": {
+        "LPC_GATEWAY_CHECK_SHARE=0.01 lpc gateway --no-response-cache --engines http://127.0.0.1:8000": Serves("listening on"),
+        "lpc report --engine http://127.0.0.1:9095": "tests/unit/test_fleet_report.py",
+    },
     "repair-prompts.md": {
         "lpc why requests.jsonl --repair": 0,
         "lpc why requests.jsonl --repair --show-text": 0,
@@ -194,6 +198,7 @@ HOW: Final[dict[str, dict[str, How]]] = {
     },
 }
 SHOWN: Final = {
+    "check-hits.md": ("Hit checks:", "hit check: engine"),
     "deploy.md": ("predictions/s ", "# deploy/overlays/"),
     "install/helm.md": ("# Chart.yaml",),
     "install/other-engines.md": ("priority = 60",),

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lpc_cli.fleet_report import LABELS, MOST_ENGINES, fleet_of, lines_of
+from lpc_cli.fleet_report import LABELS, MOST_ENGINES, RESULTS, fleet_of, lines_of
+from response_cache.gateway.check_verdict import Result
 from tests.unit.test_report import API, GOOD, Server, answered, figures, lpc, refused, series
 
 FLEET = """\
@@ -214,6 +215,33 @@ lpc_gateway_repair_prompt_tokens_total{group="repaired",found="computed"} 100
 lpc_gateway_repair_prompt_tokens_total{group="left",found="cached"} 20
 lpc_gateway_repair_prompt_tokens_total{group="left",found="computed"} 80
 """
+
+
+CHECKED = """\
+lpc_gateway_checks_total{engine="a:1",result="equal"} 1200
+lpc_gateway_checks_total{engine="b:2",result="equal"} 34
+lpc_gateway_checks_total{engine="b:2",result="tie"} 2
+lpc_gateway_checks_total{engine="b:2",result="blocks"} 1
+lpc_gateway_checks_total{engine="a:1",result="blocks"} 0
+lpc_gateway_checks_skipped_total{reason="no_hit"} 400
+lpc_gateway_checks_skipped_total{reason="refused"} 7
+"""
+
+
+def test_the_report_has_the_results_of_hit_checks(server: Server) -> None:
+    url = server.sends(FLEET + CHECKED)
+    assert (
+        "Hit checks: 1,234 equal, 2 equal but for a tie of two tokens, 1 in which cached blocks differ. Drawn and not "
+        "checked: 407 (7 refused). b:2 does not answer from the cache as computed"
+    ) in shown(url)
+    checks = figures("--engine", url)["fleet"]["checks"]
+    assert checks["results"] == {"equal": 1234, "tie": 2, "blocks": 1}
+    assert checks["engines_that_differ"] == ["b:2"]
+    assert figures("--engine", server.sends(FLEET))["fleet"]["checks"] is None
+
+
+def test_the_report_names_each_result_of_a_check() -> None:
+    assert set(RESULTS) == set(get_args(Result))
 
 
 def test_the_report_has_the_hits_with_and_without_repair(server: Server) -> None:
