@@ -27,7 +27,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, Final, Literal, get_args
 
-import httpx
+import httpx2
 
 from lpc.wire.bugs import log_bug
 from lpc.wire.headers import Headers
@@ -126,7 +126,7 @@ class Checks:
         self,
         settings: GatewaySettings,
         bounds: Bounds,
-        http: httpx.AsyncClient,
+        http: httpx2.AsyncClient,
         engines: Engines,
         metrics: Metrics,
         kind: Callable[[Engine], str | None],
@@ -303,7 +303,7 @@ class Checks:
                         read += piece
                         if len(read) > ANSWER_BYTES:
                             raise _Skip("unreadable")
-        except (httpx.HTTPError, TimeoutError):
+        except (httpx2.HTTPError, TimeoutError):
             raise _Skip("failed") from None
         try:
             answer = check_answer(json.loads(read))
@@ -321,7 +321,7 @@ class Checks:
             if path == "/metrics":
                 return await bytes_of(self._http, engine.url + path, fields, METRICS_BYTES), {}
             return b"", await fields_of(self._http, engine.url + path, fields)
-        except httpx.HTTPError:
+        except httpx2.HTTPError:
             return b"", {}
 
 

@@ -310,7 +310,7 @@ class Gateway:
             await self._relay(exchange, answer, answer.aiter_raw(), label, noted, group, following)
 
     def _following(
-        self, exchange: Exchange, answer: httpx.Response, headers: Headers, body: bytes | AsyncIterator[bytes]
+        self, exchange: Exchange, answer: httpx2.Response, headers: Headers, body: bytes | AsyncIterator[bytes]
     ) -> Following | None:
         """Return what follows an answer because the request's hit may be checked; None: it is not."""
         if self._checks is None or answer.status_code != HTTPStatus.OK:

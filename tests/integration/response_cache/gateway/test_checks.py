@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from pydantic import ValidationError
 
@@ -43,7 +43,7 @@ async def outcome(gateway: Running, most: int = 1) -> dict[str, float]:
     return found
 
 
-async def ask_twice(gateway: Running, body: dict[str, Any], path: str = CHAT, **headers: str) -> httpx.Response:
+async def ask_twice(gateway: Running, body: dict[str, Any], path: str = CHAT, **headers: str) -> httpx2.Response:
     """Send a request whose prompt an engine then has, and again; return the second answer."""
     for _ in range(2):
         answer = await gateway.client.post(path, json=body, headers={n.replace("_", "-"): v for n, v in headers.items()})

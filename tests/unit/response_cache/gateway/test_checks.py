@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
-import httpx
+import httpx2
 import pytest
 
 from response_cache.gateway.checks import BODY_BYTES, Checks
@@ -25,7 +25,7 @@ class Checked:
         self.metrics = Metrics()
         engines = Engines(["http://127.0.0.1:1"], self.metrics)
         self.engine: Engine = engines.all[0]
-        self.http = httpx.AsyncClient(trust_env=False)
+        self.http = httpx2.AsyncClient(trust_env=False)
         self.checks = Checks(
             *(GatewaySettings(gateway_check_share=share), Bounds(), self.http, engines, self.metrics),
             *(lambda engine: self.kind or None, b"secret", lambda: self.drawn, lambda: self.now),
