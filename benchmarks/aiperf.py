@@ -17,8 +17,12 @@ from benchmarks.engine import ROOT
 
 PROGRAM: Final = ROOT / ".venv-aiperf" / "bin" / "aiperf"
 VERSION: Final = "0.13.0"
+TOKENIZER: Final = "local/bench"
+"""Name of the tokenizer in :func:`hub_with`."""
 BUILT_IN: Final = "built-in"
 """Parameters of `aiperf synthesize` without `--config`. Those of `--config default` are others."""
+SHORTEST_REPLY: Final = 30
+"""Tokens below which AIPerf raises the length of a reply."""
 _TOKENS: Final = ("layer1_tokens", "layer1_5_tokens", "max_prompt_tokens", "block_size")
 _LENGTHS: Final = ("new_tokens_per_turn", "generation_length", "layer2")
 _DELAYS: Final = ("agentic_delay", "human_delay")
@@ -77,6 +81,21 @@ def shrunk(folder: Path, *, tokens: int, delays: float = 1.0) -> Path:
     return made
 
 
+def hub_with(folder: Path, tokenizer: Path) -> Path:
+    """Return a Hugging Face cache that has a folder as TOKENIZER.
+
+    Offline, AIPerf looks for a tokenizer in that cache alone, also if it is named by a folder.
+    """
+    place = folder / f"models--{TOKENIZER.replace('/', '--')}"
+    (place / "refs").mkdir(parents=True, exist_ok=True)
+    (place / "refs" / "main").write_text("0")
+    snapshot = place / "snapshots" / "0"
+    snapshot.parent.mkdir(exist_ok=True)
+    snapshot.unlink(missing_ok=True)
+    snapshot.symlink_to(tokenizer.absolute())
+    return folder
+
+
 def divided(parameters: Mapping[str, Any], tokens: int, delays: float) -> dict[str, Any]:
     """Return parameters of `aiperf synthesize` with lengths divided by ``tokens``, and delays by ``delays``.
 
@@ -93,21 +112,27 @@ def divided(parameters: Mapping[str, Any], tokens: int, delays: float) -> dict[s
                 key: one / by if key in ("mean", "median", "min", "max") and one is not None else one
                 for key, one in known.items()
             }
+            if name == "generation_length" and found[name]["mean"] < SHORTEST_REPLY:
+                # No reply is shorter than that, unless the longest is.
+                found[name]["median"] = found[name]["max"] = found[name]["mean"]
         else:
             found[name] = divided(value, tokens, delays) if isinstance(value, Mapping) else value
     return found
 
 
-def ran(words: Sequence[str], log: Path, *, seconds: float | None = None) -> None:
-    """Run AIPerf, whose output goes to a file. Raises BenchmarkError.
+def ran(words: Sequence[str], log: Path, *, seconds: float | None = None, hub: Path | None = None) -> None:
+    """Run AIPerf without a network, its output to a file. Raises BenchmarkError.
 
     Args:
         seconds: time limit.
+        hub: folder of the Hugging Face cache. Default: the user's.
     """
     if why := why_missing():
         raise BenchmarkError(why)
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment = {**kept, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "COLUMNS": "120"}
+    if hub is not None:
+        environment["HF_HUB_CACHE"] = str(hub.absolute())
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         try:
