@@ -291,7 +291,7 @@ def bench_as_read(quick: Quick = False, output: Output = None) -> None:
 @app.command("gpu")
 def bench_gpu(
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="cpu: the same steps on a small scale, to try them.")] = "cuda",
-    minutes: Annotated[float, typer.Option(min=0, help="Time for all steps, minutes.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0, help="Time for all steps, minutes.")] = 20.0,
     engine_model: Annotated[
         Path | None,
         typer.Option(help="Folder of the engine's model. [default: from the Hugging Face cache, or made]"),
@@ -300,7 +300,7 @@ def bench_gpu(
     sidecar_python: Annotated[Path | None, typer.Option(help="Python with extra gpu. [default: searched]")] = None,
     output: Output = None,
 ) -> None:
-    """Predictions, image and engine on an NVIDIA GPU, each step with a time limit; JSON to standard output.
+    """Predictions, image, engine and AIPerf's agentic-code on an NVIDIA GPU, with time limits; JSON to standard output.
 
     What cannot run is skipped with its reason. Exits with 1 if a step failed.
     """
@@ -315,6 +315,10 @@ def bench_gpu(
 
 @app.command("standard")
 def bench_standard(
+    parts: Annotated[
+        str,
+        typer.Option(help="Names with commas: simulated; engine, real vLLM in virtual time; client, AIPerf and vllm serve."),
+    ] = "simulated,engine,client",
     seeds: Annotated[str, typer.Option(help="Seeds of AIPerf and of the order of the sessions.")] = "42,1201,1202,1203,1204",
     traces: Annotated[
         list[Path] | None,
@@ -325,15 +329,18 @@ def bench_standard(
     ] = "built-in",
     live: Annotated[str, typer.Option(help="Contexts of the sessions at a time, multiples of the cache, with commas.")] = "2,4",
     sessions: Annotated[int, typer.Option(min=2, help="Sessions at a time.")] = 64,
+    requests: Annotated[int, typer.Option(min=20, help="Answers of each run of part engine.")] = 800,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes at once.")] = 1,
-    resume: Annotated[Path, typer.Option("--resume", help="File of finished runs, which are not repeated.")] = Path(
+    resume: Annotated[Path, typer.Option("--resume", help="File of finished simulations, which are not repeated.")] = Path(
         "out/standard/simulated.jsonl"
     ),
     output: Output = None,
+    models: Models = Path("models"),
+    model: ModelName = "default",
 ) -> None:
     """Workloads of other projects in a closed loop: AIPerf's agentic-code (`make aiperf`), and recorded agents.
 
-    LRU, classic rules, and the plug-in with and without a sidecar, first come and warm first, simulated.
+    LRU, classic rules, and the plug-in with and without a sidecar, first come and warm first.
     """
     from benchmarks import standard
 
@@ -341,10 +348,14 @@ def bench_standard(
         lambda: standard.run(
             standard.FOLDER,
             _seeds(seeds),
+            parts=parts.split(","),
             recorded=traces or (),
             configs=configs.split(","),
             live=_multiples(live),
             at_once=sessions,
+            requests=requests,
+            models=models,
+            model=model,
             jobs=jobs,
             stored=resume,
         ),

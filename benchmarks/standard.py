@@ -1,23 +1,28 @@
-"""Benchmark `standard`: workloads of other projects in a closed loop: AIPerf's agentic-code, and recorded agents, simulated.
+"""Benchmark `standard`: workloads of other projects in a closed loop: AIPerf's agentic-code, and recorded agents.
 
-Each log is replayed with as many sessions at a time that their contexts are some multiple of the cache. A policy runs under the
-queue of stock engines, first come, first served, and under that of the plug-in, keep and warm first. The worst single run is
-shown with each mean.
+They are simulated, served by real vLLM in virtual time, and sent by AIPerf to `vllm serve`. The contexts of the sessions at a
+time are some multiple of the cache. Stock is LRU, first come, first served; the plug-in's queue is keep and warm first. In the
+simulator each policy runs under both, and the worst single run is shown with each mean.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from benchmarks import aiperf
+from benchmarks import aiperf, engine_closed, standard_client
+from benchmarks.engine import PYTHON, check_engine, tiny_model
 from benchmarks.rules.figures import CLASSIC, Row, mean, table
 from benchmarks.rules.runs import code_digest, rows_of
+from lpc.errors import UsageError
 from lpc_apps.logs.formats import FormatName, open_trace
 from lpc_apps.simulator.policies import PolicySettings
 from lpc_apps.simulator.run import SimulationRun, WorkloadSpec
+from lpc_apps.simulator.sessions import REQUESTS
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Cost
+from lpc_cli.outcome import note
 
 FOLDER: Final = Path("out/standard")
 SESSIONS: Final = 1000
@@ -33,6 +38,14 @@ WARM_FIRST: Final = Queueing("warm-first", keep=True)
 QUEUES: Final = {"first come": FIRST_COME, "keep, warm first": WARM_FIRST}
 OURS: Final = ("plugin", "plugin-sidecar")
 STOCK: Final = ("lru", FIRST_COME.label)
+
+
+ENGINE_SEEDS: Final = 2
+"""Seeds of which the first so many are served by real vLLM."""
+ENGINE_REQUESTS: Final = 800
+CLIENT_S: Final = 60.0
+CLIENT_AT_ONCE: Final = 32
+PARTS: Final = ("simulated", "engine", "client")
 
 
 @dataclass(frozen=True)
@@ -64,11 +77,14 @@ def logs_of(folder: Path, seeds: Sequence[int], recorded: Sequence[Path], config
     return generated + [Log(file.name.removesuffix(".tar.gz"), file, "agents", seed) for file in recorded for seed in seeds]
 
 
-def runs_of(log: Log, live: Sequence[float], at_once: int) -> dict[float, list[SimulationRun]]:
-    """Return the runs of a log by multiple of the cache. Raises TraceError if it cannot be read."""
-    requests = open_trace(log.file, log.format, seed=log.seed).requests
-    contexts = at_once * mean(request.input_tokens for request in requests)
-    spec = WorkloadSpec(trace=log.file, format=log.format, sessions=at_once, seed=log.seed)
+def runs_of(log: Log, live: Sequence[float], at_once: int, requests: int = REQUESTS) -> dict[float, list[SimulationRun]]:
+    """Return the runs of a log by multiple of the cache. Raises TraceError if it cannot be read.
+
+    Args:
+        requests: number of requests after which a run ends.
+    """
+    contexts = at_once * mean(request.input_tokens for request in open_trace(log.file, log.format, seed=log.seed).requests)
+    spec = WorkloadSpec(trace=log.file, format=log.format, sessions=at_once, seed=log.seed, requests=requests)
     return {
         times: [
             SimulationRun(spec, policy, round(contexts / times), queueing, PolicySettings(cost=COST))
@@ -83,27 +99,100 @@ def run(
     folder: Path,
     seeds: Sequence[int],
     *,
+    parts: Sequence[str] = PARTS,
     recorded: Sequence[Path] = (),
     configs: Sequence[str] = (aiperf.BUILT_IN,),
     live: Sequence[float] = LIVE,
     at_once: int = AT_ONCE,
+    requests: int = ENGINE_REQUESTS,
+    models: Path,
+    model: str,
     jobs: int,
     stored: Path,
 ) -> dict[str, Any]:
-    """Run everything and print the tables; return the rows.
+    """Run the parts and print their tables; return the figures.
+
+    Args:
+        requests: answers of each run of part `engine`, which has the first ENGINE_SEEDS of the seeds.
+        models, model: the sidecar's artefact in part `engine`.
+        stored: file of finished simulations.
 
     Raises:
-        BenchmarkError: AIPerf is not installed, or failed.
+        UsageError: a part has no such name.
+        Unavailable, BenchmarkError: AIPerf or vLLM is not installed, or failed.
         TraceError: a log cannot be read.
     """
+    if unknown := set(parts) - set(PARTS):
+        raise UsageError(f"{min(unknown)!r:.40} is not one of {', '.join(PARTS)}")
+    found: dict[str, Any] = {"seeds": list(seeds), "at_once": at_once, "code": code_digest()}
+    logs = logs_of(folder, seeds, recorded, configs)
+    if "simulated" in parts:
+        found["rows"] = simulated(logs, live=live, at_once=at_once, jobs=jobs, stored=stored)
+    if "engine" in parts:
+        served = [log for log in logs if log.seed in seeds[:ENGINE_SEEDS]]
+        found["engine"] = on_engine(served, models, model, live=live, at_once=at_once, requests=requests, jobs=jobs)
+    if "client" in parts:
+        found["client"] = as_client(folder, live=live)
+    return found
+
+
+def simulated(
+    logs: Sequence[Log], *, live: Sequence[float], at_once: int, jobs: int, stored: Path, requests: int = REQUESTS
+) -> list[Row]:
+    """Simulate each log and print the tables; return the rows. Raises TraceError if a log cannot be read."""
     rows: list[Row] = []
-    for log in logs_of(folder, seeds, recorded, configs):
-        for times, runs in runs_of(log, live, at_once).items():
+    for log in logs:
+        for times, runs in runs_of(log, live, at_once, requests).items():
             for row in rows_of(runs, stored, jobs=jobs):
                 row.pop("log", None)
                 rows.append(row | {"name": log.name, "times": times})
     print("\n".join(report(rows)))
-    return {"seeds": list(seeds), "at_once": at_once, "code": code_digest(), "rows": rows}
+    return rows
+
+
+def on_engine(
+    logs: Sequence[Log], models: Path, model: str, *, live: Sequence[float], at_once: int, requests: int, jobs: int
+) -> list[dict[str, Any]]:
+    """Serve each log on real vLLM in virtual time, stock and with the plug-in; print the tables, and return the figures.
+
+    Raises:
+        BenchmarkError: see `engine_closed.run`.
+        TraceError: a log cannot be read.
+    """
+    return [
+        {
+            "name": log.name,
+            "seed": log.seed,
+            **engine_closed.run(
+                *(log.file, log.format, models, model),
+                at_once=at_once,
+                requests=requests,
+                live=live,
+                sides=engine_closed.DEFAULTS,
+                jobs=jobs,
+            ),
+        }
+        for log in logs
+    ]
+
+
+def as_client(folder: Path, *, live: Sequence[float], seconds: float = CLIENT_S) -> list[dict[str, Any]]:
+    """Let AIPerf send agentic-code to `vllm serve` with a tiny model; print the table, and return its rows.
+
+    Raises:
+        Unavailable: an engine does not serve.
+        BenchmarkError: vLLM or AIPerf is not installed, or failed.
+    """
+    check_engine()
+    with TemporaryDirectory(prefix="lpc-") as scratch:
+        engine = standard_client.tiny(str(PYTHON), tiny_model(Path(scratch)))
+        divisor, _ = standard_client.fitted(engine.context, float("inf"), min(live))
+        load = standard_client.load_of(folder, divisor, CLIENT_AT_ONCE, seconds)
+        rows = standard_client.run(folder / "client", engine, load, live=live, note=note)
+    print(f"agentic-code, lengths and delays divided by {divisor}, {CLIENT_AT_ONCE} sessions at a time, {seconds:.0f} s a side")
+    print()
+    print(standard_client.report(rows))
+    return rows
 
 
 def report(rows: Sequence[Row]) -> Iterator[str]:

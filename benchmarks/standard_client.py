@@ -22,6 +22,8 @@ from benchmarks.rules.figures import mean, table
 from lpc_apps.logs.formats import open_trace
 from testing.processes import free_port
 
+SIDES: Final = {"stock": False, "plug-in": True}
+"""Sides by name, and whether they have the plug-in. The first is the baseline."""
 SCHEDULER: Final = "eviction_client.engines.vllm.LearnedScheduler"
 MODEL: Final = "bench"
 LONGEST: Final = 200_000
@@ -111,9 +113,9 @@ def fitted(context: int, room: float, least_times: float) -> tuple[int, int]:
         least_times: least multiple of the cache that is served, for which the pool is largest.
     """
     divisor = max(math.ceil(LONGEST / (FILLED * context)), 1)
-    while (at_once := int(least_times * room * divisor / MEAN)) < LEAST_AT_ONCE:
+    while (at_once := min(least_times * room * divisor / MEAN, AT_ONCE)) < LEAST_AT_ONCE:
         divisor += 1
-    return divisor, min(at_once, AT_ONCE)
+    return divisor, int(at_once)
 
 
 def load_of(folder: Path, divisor: int, at_once: int, seconds: float) -> Load:
@@ -133,7 +135,7 @@ def served(folder: Path, engine: Engine, load: Load, *, times: float, learned: b
         folder: for logs and AIPerf's files.
         times: contexts of the load, in multiples of the engine's blocks.
         learned: with the plug-in and its defaults; else stock.
-        seconds: time limit, without the start of the engine.
+        seconds: time limit of AIPerf, without the start of the engine.
 
     Raises:
         Unavailable: the engine does not serve.
@@ -276,7 +278,7 @@ def run(folder: Path, engine: Engine, load: Load, *, live: Sequence[float], note
     """
     rows = []
     for times in live:
-        for side, learned in (("stock", False), ("plug-in", True)):
+        for side, learned in SIDES.items():
             found = served(folder, engine, load, times=times, learned=learned, seconds=load.seconds + START_S)
             rows.append({"times": times, "side": side, **found})
             note(f"{side}, {times:g} times: {found['prompt_tokens_s']:,.0f} prompt tokens/s")
