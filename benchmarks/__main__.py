@@ -328,8 +328,8 @@ def bench_standard(
         str, typer.Option(help="Configs of `aiperf synthesize`, with commas: built-in, default, or a path.")
     ] = "built-in",
     live: Annotated[str, typer.Option(help="Contexts of the sessions at a time, multiples of the cache, with commas.")] = "2,4",
-    sessions: Annotated[int, typer.Option(min=2, help="Sessions at a time.")] = 64,
-    requests: Annotated[int, typer.Option(min=20, help="Answers of each run of part engine.")] = 800,
+    sessions: Annotated[int, typer.Option(min=2, help="Sessions at a time, simulated.")] = 64,
+    requests: Annotated[int, typer.Option(min=20, help="Answers of each run of part engine.")] = 3200,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes at once.")] = 1,
     resume: Annotated[Path, typer.Option("--resume", help="File of finished simulations, which are not repeated.")] = Path(
         "out/standard/simulated.jsonl"

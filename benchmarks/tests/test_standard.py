@@ -159,8 +159,8 @@ def test_each_policy_runs_under_both_queues_and_the_worst_run_is_shown(
     labels = {(row["label"], row["queue"]) for row in rows}
     assert labels == {(label, queue.label) for label in (*CLASSIC, *standard.OURS) for queue in standard.QUEUES.values()}
     found = standard.compared(rows, "plugin")
-    mine = standard._those(rows, "plugin", standard.WARM_FIRST.label)
-    stock = standard._those(rows, "lru", standard.FIRST_COME.label)
+    mine = standard.those(rows, "plugin", standard.WARM_FIRST.label)
+    stock = standard.those(rows, "lru", standard.FIRST_COME.label)
     assert found["throughput"] == [
         one["throughput_tokens_s"] / other["throughput_tokens_s"] for one, other in zip(mine, stock, strict=True)
     ]
@@ -168,7 +168,7 @@ def test_each_policy_runs_under_both_queues_and_the_worst_run_is_shown(
     assert sum(points) == pytest.approx(
         sum(
             100 * (one["hit_rate"] - other["hit_rate"])
-            for one, other in zip(mine, standard._those(rows, best, "fcfs"), strict=True)
+            for one, other in zip(mine, standard.those(rows, best, "fcfs"), strict=True)
         )
     )
     shown = capsys.readouterr().out
