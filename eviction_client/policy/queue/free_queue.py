@@ -716,7 +716,8 @@ class FreeQueue(FreeList[B]):
         block = run.head
         if run.reuse_class == NEEDED_BY_WAITING or block.block_id not in self._needed:
             return False
-        left = self._sift(block, block.next_free_block, 1, [], kept := [])
+        kept: list[B] = []
+        left = self._sift(block, block.next_free_block, 1, [], kept)
         del self._run_of[block.block_id]
         if left is run.following.head:
             self._forget(run)
