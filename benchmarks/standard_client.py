@@ -143,7 +143,7 @@ def served(folder: Path, engine: Engine, load: Load, *, times: float, learned: b
     """
     name = f"{times:g}-{'plugin' if learned else 'stock'}"
     blocks = max(math.ceil(load.contexts / times / engine.block), math.ceil(engine.context / engine.block) + 1)
-    with server(folder / f"vllm-{name}.log", engine, blocks, learned=learned).start() as started:
+    with server(folder / f"vllm-{name}.log", engine, blocks, learned=learned) as started:
         before, used = counters(started.url), started.processor_s
         figures = profiled(folder / name, started.url, engine.model, load, block=max(512 // load.divisor, 1), seconds=seconds)
         after, used = counters(started.url), started.processor_s - used
