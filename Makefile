@@ -92,7 +92,7 @@ $(DOCS)/.installed: requirements/docs.txt
 # ARGS: options of the benchmark, e.g. make bench-engine ARGS='--closed'; `python -m benchmarks NAME --help` lists them.
 ARGS :=
 BENCHMARK = $(BIN)/python -m benchmarks $(@:bench-%=%) $(ARGS)
-.PHONY: bench-predict bench-load bench-engine bench-tiers bench-gpu
+.PHONY: bench-predict bench-load bench-engine bench-tiers bench-gpu bench-standard aiperf
 bench-predict: setup ## the sidecar over gRPC against the bare ONNX Runtime session
 	$(BENCHMARK)
 
@@ -105,7 +105,18 @@ bench-engine: setup engine ## the plug-in in real vLLM against stock vLLM (ARGS=
 bench-tiers: setup engine ## real vLLM with its CPU offload tier
 	$(BENCHMARK)
 
-bench-gpu: setup ## on an NVIDIA GPU, in ten minutes, what was never measured on one (ARGS='--device cpu': the same steps, small, anywhere)
+bench-standard: setup engine aiperf ## AIPerf's agentic-code and recorded agents: simulated, in real vLLM, and as AIPerf's client (ARGS='--traces FILE')
+	$(BENCHMARK)
+
+aiperf: .venv-aiperf/.installed ## build .venv-aiperf: AIPerf, which generates and sends the field's agents (half a minute, 0.9 GB)
+
+.venv-aiperf/.installed: requirements/aiperf.txt
+	$(PYTHON) -m venv .venv-aiperf
+	.venv-aiperf/bin/pip $(LOCKED) --no-compile --quiet -r requirements/aiperf.txt
+	@touch $@
+
+bench-gpu: setup ## on an NVIDIA GPU, in twenty minutes, what was never measured on one (ARGS='--device cpu': the same steps, small, anywhere)
+	@$(MAKE) .venv-aiperf/.installed || echo "== AIPerf cannot be installed: its steps are skipped"
 	@! command -v nvidia-smi >/dev/null || $(MAKE) .venv-gpu/.installed
 	$(BENCHMARK)
 

@@ -44,11 +44,15 @@ def bench_engine(
     closed: Annotated[
         bool, typer.Option("--closed", help="Serve agents in a closed loop: the sessions of a log, or of workload cliff.")
     ] = False,
-    sessions: Annotated[int | None, typer.Option(min=2, help="Concurrent sessions, with --closed. [default: 28]")] = None,
-    requests: Annotated[int | None, typer.Option(min=20, help="Answers of each run, with --closed. [default: 400]")] = None,
+    sessions: Annotated[int | None, typer.Option(min=2, help="Concurrent sessions, with --closed. [default: 96]")] = None,
+    requests: Annotated[int | None, typer.Option(min=20, help="Answers of each run, with --closed. [default: 800]")] = None,
     prefill: Annotated[
-        float | None, typer.Option(min=1, help="Prompt tokens per virtual second, with --closed. [default: 10,000]")
+        float | None, typer.Option(min=1, help="Prompt tokens per virtual second, with --closed. [default: 30,000]")
     ] = None,
+    live: Annotated[
+        str,
+        typer.Option(help="Contexts of the sessions, multiples of the cache, with commas, with --closed. [default: 0.5,1,2]"),
+    ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     output: Output = None,
     models: Models = Path("models"),
@@ -69,12 +73,13 @@ def bench_engine(
                 requests=requests,
                 prefill_tokens_s=prefill or engine_closed.PREFILL_TOKENS_S,
                 quick=quick,
+                live=_multiples(live),
             ),
             output,
         )
         return
-    if any(option is not None for option in (sessions, requests, prefill)):
-        raise UsageError("--sessions, --requests and --prefill need --closed")
+    if live or any(option is not None for option in (sessions, requests, prefill)):
+        raise UsageError("--sessions, --requests, --prefill and --live need --closed")
     if trace is None:
         report(lambda: engine.run(models, model, quick=quick), output)
     else:
@@ -307,7 +312,7 @@ def bench_as_read(quick: Quick = False, output: Output = None) -> None:
 @app.command("gpu")
 def bench_gpu(
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="cpu: the same steps on a small scale, to try them.")] = "cuda",
-    minutes: Annotated[float, typer.Option(min=0, help="Time for all steps, minutes.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0, help="Time for all steps, minutes.")] = 20.0,
     engine_model: Annotated[
         Path | None,
         typer.Option(help="Folder of the engine's model. [default: from the Hugging Face cache, or made]"),
@@ -316,7 +321,7 @@ def bench_gpu(
     sidecar_python: Annotated[Path | None, typer.Option(help="Python with extra gpu. [default: searched]")] = None,
     output: Output = None,
 ) -> None:
-    """Predictions, image and engine on an NVIDIA GPU, each step with a time limit; JSON to standard output.
+    """Predictions, image, engine and AIPerf's agentic-code on an NVIDIA GPU, with time limits; JSON to standard output.
 
     What cannot run is skipped with its reason. Exits with 1 if a step failed.
     """
@@ -327,6 +332,56 @@ def bench_gpu(
     bench = gpu.Bench(device, gpu.FOLDER, engine_model, engine_python, sidecar_python)
     figures = report(lambda: gpu.run(bench, minutes), output, as_json=True)
     raise SystemExit(any(step["state"] == "failed" for step in figures["steps"]))
+
+
+@app.command("standard")
+def bench_standard(
+    parts: Annotated[
+        str,
+        typer.Option(help="Names with commas: simulated; engine, real vLLM in virtual time; client, AIPerf and vllm serve."),
+    ] = "simulated,engine,client",
+    seeds: Annotated[str, typer.Option(help="Seeds of AIPerf and of the order of the sessions.")] = "42,1201,1202,1203,1204",
+    traces: Annotated[
+        list[Path] | None,
+        typer.Option("--traces", help="Archive of recorded agents, such as the traces of kv-cache-tester; repeatable."),
+    ] = None,
+    configs: Annotated[
+        str, typer.Option(help="Configs of `aiperf synthesize`, with commas: built-in, default, or a path.")
+    ] = "built-in",
+    live: Annotated[str, typer.Option(help="Contexts of the sessions at a time, multiples of the cache, with commas.")] = "2,4",
+    sessions: Annotated[int, typer.Option(min=2, help="Sessions at a time, simulated.")] = 64,
+    requests: Annotated[int, typer.Option(min=20, help="Answers of each run of part engine.")] = 3200,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes at once.")] = 1,
+    resume: Annotated[Path, typer.Option("--resume", help="File of finished simulations, which are not repeated.")] = Path(
+        "out/standard/simulated.jsonl"
+    ),
+    output: Output = None,
+    models: Models = Path("models"),
+    model: ModelName = "default",
+) -> None:
+    """Workloads of other projects in a closed loop: AIPerf's agentic-code (`make aiperf`), and recorded agents.
+
+    LRU, classic rules, and the plug-in with and without a sidecar, first come and warm first.
+    """
+    from benchmarks import standard
+
+    report(
+        lambda: standard.run(
+            standard.FOLDER,
+            _seeds(seeds),
+            parts=parts.split(","),
+            recorded=traces or (),
+            configs=configs.split(","),
+            live=_multiples(live),
+            at_once=sessions,
+            requests=requests,
+            models=models,
+            model=model,
+            jobs=jobs,
+            stored=resume,
+        ),
+        output,
+    )
 
 
 SimulatorJobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes at once.")]
@@ -611,6 +666,16 @@ def bench_rules_agents(
 
 def _seeds(text: str) -> list[int]:
     return _numbers(text, "seeds")
+
+
+def _multiples(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",") if part]
+    except ValueError:
+        found = [0.0]
+    if not all(0 < times < float("inf") for times in found):
+        raise UsageError(f"{text!r:.40} is not a list of multiples: give positive numbers with commas, such as 2,4")
+    return found
 
 
 def _numbers(text: str, what: str = "numbers") -> list[int]:

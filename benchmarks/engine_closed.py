@@ -6,7 +6,7 @@ the cache, all of it, and twice its size. Each side (`SIDES`) runs at each size 
 A request that all sides answer must have the same tokens on all.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -38,6 +38,12 @@ SIDES: Final[Mapping[str, Side]] = {
     "warm first": Side("plugin-sidecar"),
 }
 """Columns by name. The first is the baseline."""
+DEFAULTS: Final[Mapping[str, Side]] = {
+    "stock": Side("stock"),
+    "plugin": Side("plugin"),
+    "plugin-sidecar": Side("plugin-sidecar"),
+}
+"""Stock, and the plug-in with its defaults, keep and warm first, without and with a sidecar."""
 LIVE: Final = (0.5, 1.0, 2.0)
 """Contexts of the concurrent sessions, in multiples of the cache."""
 AT_ONCE: Final = 96
@@ -59,6 +65,9 @@ def run(
     requests: int | None = None,
     prefill_tokens_s: float = PREFILL_TOKENS_S,
     quick: bool = False,
+    live: Sequence[float] = (),
+    sides: Mapping[str, Side] = SIDES,
+    jobs: int | None = None,
 ) -> dict[str, Any]:
     """Serve; print a table; return the figures.
 
@@ -69,6 +78,9 @@ def run(
         requests: answers per run, of which the last three quarters count. Default: REQUESTS.
         prefill_tokens_s: prefill speed, prompt tokens of the log per virtual second.
         quick: run few sessions, at one size.
+        live: contexts of the concurrent sessions, in multiples of the cache. Default: LIVE.
+        sides: the sides by name; the first is the baseline.
+        jobs: runs at a time. Default: one per core.
 
     Raises:
         TraceError: the log cannot be read.
@@ -76,24 +88,24 @@ def run(
         BenchmarkError: vLLM is not installed in .venv-engine, a run failed, or two sides answered differently.
     """
     check_engine()
-    live_shares = QUICK_LIVE if quick else LIVE
+    live_shares = live or (QUICK_LIVE if quick else LIVE)
     at_once = at_once or (QUICK_AT_ONCE if quick else AT_ONCE)
     requests = requests or (QUICK_REQUESTS if quick else REQUESTS)
     sessions = Course.read(path, trace_format, at_once=at_once, requests=requests)
-    live = sessions.live_blocks(at_once)
+    contexts = sessions.live_blocks(at_once)
     load = {"at_once": at_once, "requests": requests, "prefill_tokens_s": prefill_tokens_s}
     screen = console()
     with placed(sessions.written(), models, model) as places:
-        jobs = list(product(live_shares, reversed(list(SIDES))))
-        results = run_all(jobs, lambda job: _run(places, SIDES[job[1]], _blocks(live, job[0]), load), screen)
-    rows = [_row(share, _blocks(live, share), {name: results[share, name] for name in SIDES}) for share in live_shares]
+        planned = list(product(live_shares, reversed(list(sides))))
+        results = run_all(planned, lambda job: _run(places, sides[job[1]], _blocks(contexts, job[0]), load), screen, jobs)
+    rows = [_row(share, _blocks(contexts, share), {name: results[share, name] for name in sides}) for share in live_shares]
     figures = {
         "sessions": sessions.trace.name,
         "sessions_left_out": sessions.left_out,
         "at_once": at_once,
         "prefill_tokens_per_s": prefill_tokens_s,
         "tokens_per_engine_token": sessions.tokens_per_token,
-        "live_blocks": live,
+        "live_blocks": contexts,
         "rows": rows,
     }
     _show(screen, figures)

@@ -149,12 +149,14 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
     return figures
 
 
-def run_all(jobs: Sequence[Job], run_job: Callable[[Job], Figures], screen: Console) -> dict[Job, Figures]:
-    """Return each job's figures. Jobs run in parallel, one per core. Print a line for each finished job."""
+def run_all(
+    jobs: Sequence[Job], run_job: Callable[[Job], Figures], screen: Console, together: int | None = None
+) -> dict[Job, Figures]:
+    """Return each job's figures. So many run at a time; default: one per core. Print a line for each finished job."""
     finished: dict[Job, Figures] = {}
     started = time.perf_counter()
     # Engine and sidecar wait for each other, so a run uses one core.
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(together or os.cpu_count() or 1) as pool:
         for job, figures in zip(jobs, pool.map(run_job, jobs), strict=True):
             finished[job] = figures
             name = ", ".join(map(str, job))

@@ -1,4 +1,4 @@
-"""Benchmark `gpu`: in ten minutes on a machine with an NVIDIA GPU, everything that was never measured on one.
+"""Benchmark `gpu`: in twenty minutes on a machine with an NVIDIA GPU, everything that was never measured on one.
 
 Each step is a process with a time limit, in the environment that has its libraries. A step that cannot run is skipped with its
 reason, and a failed one does not stop the others. With ``device`` cpu the same steps run on a small scale on any machine, which
@@ -7,6 +7,7 @@ shows that they work; their figures mean nothing.
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ import grpc
 import grpc.aio
 from rich.table import Table
 
+from benchmarks import aiperf, standard_client
 from benchmarks.engine import ROOT
 from benchmarks.gpu_run import prompts, traffic
 from lpc.errors import LpcError
@@ -31,6 +33,8 @@ from lpc.model.versions import served_folder
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
+from lpc_apps.simulator.kv_memory import kv_memory
+from lpc_apps.simulator.model_forms import ModelConfigError
 from testing.processes import Sidecar
 from testing.vllm_settings import SETTINGS
 
@@ -48,6 +52,16 @@ FOUND_TYPES: Final = ("llama", "qwen2", "qwen3")
 """Types of models that the search accepts: full attention in all layers, one kind of block."""
 FOUND_BYTES: Final = 8 * 2**30
 FOUND_CONTEXT: Final = 8_192
+AGENTIC_TIMES: Final = (2.0, 4.0)
+"""Contexts of AIPerf's sessions, in multiples of the engine's blocks."""
+AGENTIC_LOAD_S: Final[dict[Device, float]] = {"cuda": 90.0, "cpu": 30.0}
+AGENTIC_OPTIONS: Final = {"enforce-eager": True, "gpu-memory-utilization": 0.8}
+AGENTIC_ROOM: Final = 0.4
+"""Share of the GPU's memory for the blocks of AIPerf's sessions."""
+NEEDED: Final = (
+    "AIPerf's agentic-code needs three things that this step does not download: AIPerf (make aiperf), vLLM with this package "
+    "(--engine-python), and a model with its tokenizer (--engine-model or the Hugging Face cache; else one is made). Missing: "
+)
 KEPT: Final = 0.6
 """Blocks of the engine, as a share of those of all live contexts."""
 
@@ -261,6 +275,9 @@ class Bench:
     engine_model: Path | None = None
     engine_python: Path | None = None
     sidecar_python: Path | None = None
+    agentic: list[Figures] = field(default_factory=list)
+    """Rows of AIPerf's table."""
+    _load: standard_client.Load | None = None
     _digests: dict[str, list[str]] = field(default_factory=dict)
     _seconds: dict[str, float] = field(default_factory=dict)
 
@@ -273,8 +290,58 @@ class Bench:
             Step("predictions of the sidecar", 150, self._service),
             Step("engine's model", 180, self._model),
             *sides,
+            *(Step(f"agentic-code, {times:g} times: {side}", 420, run) for times, side, run in self._agentic_sides()),
             Step("image of the sidecar", 420, self._image),
         ]
+
+    def _agentic_sides(self) -> Iterator[tuple[float, str, Callable[[float], Figures]]]:
+        for times in AGENTIC_TIMES:
+            for side, learned in standard_client.SIDES.items():
+                yield times, side, functools.partial(self._agentic, times, side, learned)
+
+    def _agentic(self, times: float, side: str, learned: bool, seconds: float) -> Figures:
+        """Serve AIPerf's agentic-code with `vllm serve`, and keep a row of its table."""
+        missing = [why] if (why := aiperf.why_missing()) else []
+        try:
+            engine = self._agentic_engine()
+        except Skipped as skipped:
+            missing.append(str(skipped))
+        if missing:
+            raise Skipped(NEEDED + "; ".join(missing))
+        if self._load is None:
+            room = self._agentic_room()
+            divisor, at_once = standard_client.fitted(engine.context, room, min(AGENTIC_TIMES))
+            folder = self.folder / "agentic"
+            self._load = standard_client.load_of(folder, divisor, at_once, AGENTIC_LOAD_S[self.device])
+        row = standard_client.served(
+            self.folder / "agentic", engine, self._load, times=times, learned=learned, seconds=seconds - self._load.seconds
+        )
+        self.agentic.append({"times": times, "side": side, **row})
+        return {name: round(value, 3) for name, value in row.items()} | {"divisor": self._load.divisor}
+
+    def _agentic_engine(self) -> standard_client.Engine:
+        """Return the engine of AIPerf's steps. Raises Skipped."""
+        python = self._vllm()
+        if self.engine_model is None:
+            raise Skipped("there is no model for the engine")
+        if self.device == "cpu":
+            return standard_client.tiny(python, self.engine_model.absolute())
+        context = int(json.loads((self.engine_model / "config.json").read_text()).get("max_position_embeddings", FOUND_CONTEXT))
+        quiet = {"VLLM_LOGGING_LEVEL": "WARNING"}
+        return standard_client.Engine(python, self.engine_model.absolute(), context, 16, AGENTIC_OPTIONS, quiet)
+
+    def _agentic_room(self) -> float:
+        """Return the tokens for which the engine has memory. Raises Skipped: the model's configuration is not known."""
+        if self.device == "cpu":
+            return float("inf")
+        memory = float(_output(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]).split()[0])
+        try:
+            per_token = kv_memory(str(self.engine_model)).per_token
+        except (ModelConfigError, OSError) as error:
+            raise Skipped(f"the engine's model: {error}") from error
+        if not per_token:
+            raise Skipped("the engine's model has no layers that keep every token")
+        return AGENTIC_ROOM * memory * 2**20 / per_token
 
     def _sides(self) -> list[tuple[str, Callable[[float], Figures]]]:
         def plain(name: str, learned: bool) -> tuple[str, Callable[[float], Figures]]:
@@ -405,6 +472,14 @@ class Bench:
         size = int(_output([docker, "image", "inspect", "--format", "{{.Size}}", tag]))
         return {"build_s": round(built - began, 1), "start_s": round(started - built, 1), "image_mb": round(size / 1e6)}
 
+    def described(self) -> str:
+        """Return the load of AIPerf's steps and the model in words; empty: none ran."""
+        load = self._load
+        if load is None or self.engine_model is None:
+            return ""
+        divided = f", lengths and delays divided by {load.divisor}" if load.divisor > 1 else ""
+        return f"{divided}, {load.at_once} sessions at a time for {load.seconds:.0f} s, model {self.engine_model.name}"
+
 
 def _output(command: Sequence[str]) -> str:
     """Return what a command prints, both streams. Raises Failed."""
@@ -471,6 +546,9 @@ def run(bench: Bench, minutes: float) -> Figures:
         shown = ", ".join(f"{name} {value}" for name, value in row["figures"].items()) or row["reason"]
         table.add_row(row["step"], row["state"], f"{row['seconds']:.0f}", shown)
     screen.print(table)
+    if bench.agentic:
+        screen.print(f"AIPerf {aiperf.VERSION}, agentic-code{bench.described()}, to post:", markup=False)
+        screen.print(standard_client.report(bench.agentic), markup=False, soft_wrap=True)
     return {
         "device": bench.device,
         "gpu": "" if no_gpu() else _gpu(),

@@ -7,8 +7,8 @@ From pyproject.toml, for Linux and Python 3.11 to 3.13:
     build.txt   what builds the package
 From the names in NAMED:
     python.txt, tools.txt, docs.txt
-From the versions in ROUTERS, each for an environment of its own (`python -m benchmarks fleet`):
-    smg.txt, vllm-router.txt, sglang-router.txt
+From the versions in PEERS, each for an environment of its own (`python -m benchmarks fleet`, `make aiperf`):
+    smg.txt, vllm-router.txt, sglang-router.txt, aiperf.txt
 From the pins in the file itself, which a person chooses:
     engine.txt, lmcache.txt, lmcache-newest.txt, sglang.txt, client.txt, kubectl.txt
 
@@ -41,7 +41,12 @@ NAMED = {
     # The documentation's site: `make docs`.
     "docs.txt": ["mkdocs-material"],
 }
-ROUTERS = {"smg.txt": "smg==1.13.0", "vllm-router.txt": "vllm-router==0.1.17", "sglang-router.txt": "sglang-router==0.3.2"}
+PEERS = {
+    "smg.txt": "smg==1.13.0",
+    "vllm-router.txt": "vllm-router==0.1.17",
+    "sglang-router.txt": "sglang-router==0.3.2",
+    "aiperf.txt": "aiperf==0.13.0",
+}
 CHOSEN = ("engine.txt", "lmcache.txt", "lmcache-newest.txt", "sglang.txt", "client.txt", "kubectl.txt")
 _ENTRY = r"(?m)^(?:%s).*\n(?:    .*\n)*"
 CUDA = re.compile(_ENTRY % "nvidia-|cuda-|triton==")
@@ -107,8 +112,8 @@ def main(upgrade: bool) -> None:
             "# Made by `make lock`.\n",
             lock(name, "-", *options, "--constraint", f"requirements/{aligned}", names="\n".join(names)),
         )
-    for name, router in ROUTERS.items():
-        write(name, "# Made by `make lock`.\n", lock(name, "-", *options[2:], "--no-annotate", names=router))
+    for name, peer in PEERS.items():
+        write(name, "# Made by `make lock`.\n", lock(name, "-", *options[2:], "--no-annotate", names=peer))
     for name in CHOSEN:
         head = re.match(r"(?:#.*\n)*", (HERE / name).read_text())
         assert head is not None

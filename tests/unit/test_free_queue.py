@@ -411,6 +411,40 @@ def test_a_block_is_evicted_after_all_that_continues_it(limit: float) -> None:
         assert pool.evicted > 50
 
 
+def test_first_is_the_block_that_is_evicted_next_if_a_curve_has_several_peaks() -> None:
+    """An eviction of a class's end may show a run in its middle that is lower than the run which the end continues."""
+    table = [0.0] * len(KNOTS)
+    table[:3] = 5.0, 1.0, 5.0
+    queue = queue_of(clock := Clock())
+    queue.set_tables([table, [2.0] * len(KNOTS), *[[9.0] * len(KNOTS)] * (CLASSES - 2)])
+    start = clock.now
+    deep = queue.insert([Block(1)], 0, start)
+    queue.insert([Block(2)], 1, start, deep)
+    queue.insert([Block(3)], 0, start + KNOTS[2] - KNOTS[1])
+    queue.insert([Block(4)], 0, start + KNOTS[2] - KNOTS[0])
+    clock.now = start + KNOTS[2]
+    queue.wait("r", [1])
+    queue.renew()
+    assert queue.first() is queue.popleft()
+
+
+def test_first_is_what_popleft_removes_under_any_curves() -> None:
+    for seed in range(40):
+        rng = random.Random(seed)
+        queue = queue_of(clock := Clock())
+        queue.set_tables([[rng.random() for _ in KNOTS] for _ in range(CLASSES)])
+        chains: list[list[Block]] = []
+        for number in range(60):
+            clock.now += rng.choice((0.3, 5.0, 80.0))
+            chain = [Block(4 * number + n) for n in range(4)]
+            chains.append(chain)
+            queue.insert_chain([(chain[:2], rng.randrange(CLASSES)), (chain[2:], rng.randrange(CLASSES))], clock.now)
+            if rng.random() < 0.3:
+                queue.wait(number, ids(rng.choice(chains)))
+        while len(queue):
+            assert queue.first() is queue.popleft()
+
+
 def test_cleared_blocks_go_first_in_their_eviction_order() -> None:
     queue = queue_of(clock := Clock())
     queue.insert([Block(1)], 0, clock.now)

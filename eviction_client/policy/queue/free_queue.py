@@ -621,6 +621,9 @@ class FreeQueue(FreeList[B]):
     def eviction_order(self, kept: list[B] | None = None, may_go: Callable[[B], bool] | None = None) -> Iterator[B]:
         """Iterate over all blocks in the order of :meth:`popleft_n`. The queue must not change.
 
+        Of a class whose curve has several peaks, a run between the two ends may come later than in that order: an eviction of
+        an end, as a continuation of another class's run, may show a run that is lower than what it continues.
+
         Args:
             kept: receives the blocks passed over because waiting requests need them, for :meth:`set_aside`.
             may_go: returns whether a block can be evicted; others are left out, and what they continue comes after the rest.
@@ -689,26 +692,40 @@ class FreeQueue(FreeList[B]):
             block = block.next_free_block
 
     def first(self) -> B:
-        """Return the first block in eviction order without removing it. Raises ValueError if there is none."""
+        """Return the block that :meth:`popleft` removes, without removing it. Raises ValueError if there is none."""
         if self._going is not None:
             going: B = self._going[0].head
             return going
         if not self.num_free_blocks:
             raise ValueError("no block is free")
-        if self._needed:
-            return next(self.eviction_order())
         block: Any = self.head.next_free_block
         if block is self._start.following.head:
             if self._parted is not None:
                 self._part()
             self.renew()
             run: Run | None = None
-            while run is None:
+            while run is None or self._set_head_aside(run):
                 value, worst = self._lowest()
                 run = self._next_of(worst, value)
             block = run.head
         found: B = block
         return found
+
+    def _set_head_aside(self, run: Run) -> bool:
+        """Set aside the first block of a run if a waiting request needs it, as an eviction does; return whether it was so."""
+        block = run.head
+        if run.reuse_class == NEEDED_BY_WAITING or block.block_id not in self._needed:
+            return False
+        kept: list[B] = []
+        left = self._sift(block, block.next_free_block, 1, [], kept)
+        del self._run_of[block.block_id]
+        if left is run.following.head:
+            self._forget(run)
+        else:
+            self._run_of[left.block_id] = run
+            run.head = left
+        self._keep(kept)
+        return True
 
     def _pop_from(self, block: Any, end: Any, n: int, popped: list[B]) -> Any:
         """Unlink up to n blocks from ``block`` to before ``end``, or what is continued; return the first remaining one."""
