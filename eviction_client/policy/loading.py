@@ -39,6 +39,10 @@ MEASURED_WEIGHT: Final = 0.5 ** (1 / 64)
 """Weight of a measured load compared with the one after it: a half-life of 64 loads."""
 MOST_PENDING: Final = 4096
 """Loads under way that are remembered."""
+LONGEST_S: Final = 60.0
+"""A transfer that took longer counts as so long. An engine that saw a load's end so late was paused, or its clock was set."""
+LOST_S: Final = 600.0
+"""A load that is under way for this time is forgotten. It will not end, and must not count as one before all later loads."""
 LOSS_S: Final = 10.0
 """Seconds of waiting, of all requests together, that the choices may lose to stock before stock is in force."""
 LOSS_HALF_LIFE_S: Final = 600.0
@@ -67,22 +71,26 @@ class LoadOrCompute:
         prefill_s: returns the seconds that the engine takes per prompt token, > 0; None: not known yet, so all is loaded.
         clock: seconds; never goes back.
         parts: whether a part may be loaded of what the tier has; else all or nothing.
+        unit: tokens at whose multiples from a prompt's start a part may end, and the least that is loaded.
 
     Attributes:
         chosen: requests whose prefix in the tier was loaded (``loaded``), loaded in part (``part``) or computed (``computed``).
         transfers: times of the measured loads.
-        delay_s: mean seconds that loads took beyond their transfers and those before.
-        prefill_s, parts: the arguments.
+        prefill_s, parts, unit: the arguments.
     """
 
-    def __init__(self, *, prefill_s: Callable[[], float | None], clock: Callable[[], float], parts: bool = True) -> None:
+    def __init__(
+        self, *, prefill_s: Callable[[], float | None], clock: Callable[[], float], parts: bool = True, unit: int = 1
+    ) -> None:
         self.chosen = {"loaded": 0, "part": 0, "computed": 0}
         self.transfers = TimeByTokens()
-        self.delay_s = 0.0
         self.stock = StockGhost()
         self.prefill_s = prefill_s
         self._clock = clock
         self.parts = parts
+        self.unit = unit
+        self._delays = self._delayed_s = 0.0
+        """Decaying sums: measured delays, and their seconds."""
         self._pending: dict[Hashable, tuple[int, float, float]] = {}
         """Tokens, start, and ``_moved`` at the start, of the loads under way, the oldest first."""
         self._moved = 0.0
@@ -97,11 +105,16 @@ class LoadOrCompute:
         """Decaying sums: requests and their seconds of prefill, loads and their seconds of transfer."""
 
     @property
+    def delay_s(self) -> float:
+        """Mean seconds that loads took beyond their transfers and those before."""
+        return self._delayed_s / self._delays if self._delays else 0.0
+
+    @property
     def loads_all(self) -> bool:
         """Whether everything is loaded, because too little is measured, or because the choices have lost to that."""
         return self._seconds() is None or self.stock.in_force
 
-    def choose(self, found: int, missing: int, *, waiting: int, arrived: float | None = None) -> int:
+    def choose(self, found: int, missing: int, *, waiting: int, arrived: float | None = None, held: int = 0) -> int:
         """Return how many tokens a request loads that is next to be served.
 
         Args:
@@ -109,12 +122,13 @@ class LoadOrCompute:
             missing: prompt tokens that the pool lacks, ``found`` included.
             waiting: requests that wait behind it.
             arrived: when the request arrived; None: now.
+            held: prompt tokens before those, which the pool has.
         """
         now = self._clock()
         tokens, seconds = found, self._seconds()
         if seconds is not None:
             if found > 0:
-                tokens = self._cheapest(found, missing, waiting, now, seconds)
+                tokens = self._whole_units(self._cheapest(found, missing, waiting, now, seconds), found, held)
             self.stock.add(now if arrived is None else arrived, now, found, tokens, missing, seconds)
             if self.stock.in_force:
                 tokens = found
@@ -155,11 +169,15 @@ class LoadOrCompute:
         now = self._clock()
         began_with, at, moved = begun
         took = now - max(at, self._loaded_at) if seconds is None else seconds
+        if took > LONGEST_S:
+            took = LONGEST_S
         self._loaded_at = now
         if self.transfers.add(began_with if tokens is None else tokens, took) and tokens is None:
             self._moved += took
-            weight = max(1.0 - MEASURED_WEIGHT, 1.0 / self.transfers.measured)
-            self.delay_s += weight * (max(now - at - (self._moved - moved), 0.0) - self.delay_s)
+            delay = max(now - at - (self._moved - moved), 0.0)
+            if delay <= LONGEST_S:
+                self._delays = MEASURED_WEIGHT * self._delays + 1.0
+                self._delayed_s = MEASURED_WEIGHT * self._delayed_s + delay
 
     def under_way(self, load: Hashable) -> int:
         """Return the tokens of a load that has begun, 0 if there is none."""
@@ -180,10 +198,13 @@ class LoadOrCompute:
 
     def _cheapest(self, found: int, missing: int, waiting: int, now: float, seconds: Seconds) -> int:
         """Return the tokens to load at the least cost."""
+        while self._pending and now - self._pending[load := next(iter(self._pending))][1] >= LOST_S:
+            self.drop(load)
         if self._computed >= PROBE_AFTER and not self._pending and now - self._loaded_at >= PROBE_S:
             self._computed = 0
             self.transfers.discount()
-            return min(found, PROBE_TOKENS) if self.parts else found
+            self._delays, self._delayed_s = self._delays / 2, self._delayed_s / 2
+            return min(found, max(PROBE_TOKENS, 2 * self.unit)) if self.parts else found
         self._average()
         fixed, per_token, prefill_s, delay = seconds
         past = max(self._averaged_s, LEAST_AVERAGED_S)
@@ -210,6 +231,13 @@ class LoadOrCompute:
             if 0.0 < best < found:
                 choices.append(best)
         return int(min(choices, key=cost))
+
+    def _whole_units(self, tokens: int, found: int, held: int) -> int:
+        """Return the most of these tokens that a tier loads that loads in units."""
+        if tokens >= found:
+            return found
+        whole = (held + tokens) // self.unit * self.unit - held
+        return whole if whole >= self.unit else 0
 
     def _average(self) -> None:
         """Let the sums decay until now."""
@@ -248,7 +276,7 @@ class TimeByTokens:
 
     def add(self, tokens: int, seconds: float) -> bool:
         """Count one that took this time after the one before it; return whether it can be."""
-        if tokens <= 0 or not 0.0 <= seconds < math.inf:
+        if tokens <= 0 or not 0.0 <= seconds <= LONGEST_S:
             return False
         self.measured += 1
         new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds, seconds * seconds)
