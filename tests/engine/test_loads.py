@@ -206,7 +206,7 @@ def test_the_cap_of_a_caller_holds(loaded_s: float, tiered: Callable[..., Tiered
     engine = tiered(loaded_s)
     engine.rounds(MEASURED)
     decided = dict(engine.chooser.chosen)
-    caps = [0, 3 * BLOCK, 12 * BLOCK, 3 * BLOCK + 1, 10**30]
+    caps = [0, 3 * BLOCK, 12 * BLOCK, 3 * BLOCK + 1, 2**63]
     loaded = [
         engine.serve(prompt, arguments={"kv_transfer_params": {"max_load_tokens": cap}})
         for prompt, cap in zip(engine.prompts, caps, strict=False)
