@@ -119,4 +119,7 @@ def test_any_choice_in_any_course_leaves_nothing_behind(
     assert run.scheduler.lpc.plugin.failures == 0 and run.tier.chooser is chooser
     assert run.tier.tracked == 0 and not chooser._pending
     assert run.caps <= {None}
-    assert not run.scheduler.lpc.preemptions.pending
+    preemptions = run.scheduler.lpc.preemptions
+    assert not preemptions.pending
+    assert preemptions.requests == sum(request.num_preemptions for request in run.requests)
+    assert preemptions.again <= preemptions.held >= preemptions.least
