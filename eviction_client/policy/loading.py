@@ -47,6 +47,9 @@ LOSS_S: Final = 10.0
 """Seconds of waiting, of all requests together, that the choices may lose to stock before stock is in force."""
 LOSS_HALF_LIFE_S: Final = 600.0
 """Half-life of what the choices lost or gained."""
+HOLDS_S: Final = 600.0
+MOST_HOLDS_S: Final = 4800.0
+"""For how long stock is in force the first time, and at most."""
 
 
 class Seconds(NamedTuple):
@@ -128,10 +131,11 @@ class LoadOrCompute:
         tokens, seconds = found, self._seconds()
         if seconds is not None:
             if found > 0:
-                tokens = self._whole_units(self._cheapest(found, missing, waiting, now, seconds), found, held)
-            self.stock.add(now if arrived is None else arrived, now, found, tokens, missing, seconds)
-            if self.stock.in_force:
-                tokens = found
+                cheapest = self._cheapest(found, missing, waiting, now, seconds)
+                if not self.stock.holds(now):
+                    tokens = self._whole_units(cheapest, found, held)
+            before = self._before(seconds)
+            self.stock.add(now if arrived is None else arrived, now, found, tokens, missing, seconds, before=before)
         if found > 0:
             self._computed = 0 if tokens else self._computed + 1
             self.chosen["loaded" if tokens == found else "part" if tokens else "computed"] += 1
@@ -210,7 +214,7 @@ class LoadOrCompute:
         past = max(self._averaged_s, LEAST_AVERAGED_S)
         later = self._requests / past / (1.0 - min(self._prefills / past, MOST_LOAD))
         later_loads = self._loads / past / (1.0 - min(self._transferred / past, MOST_LOAD))
-        before = len(self._pending) * fixed + self._pending_tokens * per_token
+        before = self._before(seconds)
         loads = len(self._pending)
         backlog = waiting * self._prefills / max(self._requests, 1.0)
 
@@ -231,6 +235,10 @@ class LoadOrCompute:
             if 0.0 < best < found:
                 choices.append(best)
         return int(min(choices, key=cost))
+
+    def _before(self, seconds: Seconds) -> float:
+        """Return the seconds of the transfers under way."""
+        return len(self._pending) * seconds.load + self._pending_tokens * seconds.loaded
 
     def _whole_units(self, tokens: int, found: int, held: int) -> int:
         """Return the most of these tokens that a tier loads that loads in units."""
@@ -299,12 +307,14 @@ class TimeByTokens:
 
 
 class StockGhost:
-    """The guard: two simulated engines, one that chooses and one that loads all, as stock does.
+    """The guard: two simulated engines, one with the choices, and one that loads all, as stock does.
 
     Both get the same requests, and serve their prefill and their loads in order, with the learned times. What the first loses
-    to the second is added up, of all requests together, with a half-life of LOSS_HALF_LIFE_S. Beyond LOSS_S stock is in force,
-    until the choices would have won that back. So in about one half-life the choices lose at most LOSS_S to stock, all requests
-    together, and what the last one loses.
+    to the second is added up, of all requests together, with a half-life of LOSS_HALF_LIFE_S. Beyond LOSS_S stock is in force
+    for HOLDS_S, and until half of LOSS_S is left; each time in a row for twice as long, up to MOST_HOLDS_S. While it is, the
+    first engine loads all as well. Choices made for another engine's queues would be no choices for its own, and would always
+    seem to lose. So the choices lose at most LOSS_S to stock, all requests together, and what the last request loses, before
+    each of these times.
 
     Attributes:
         lost: seconds.
@@ -318,25 +328,38 @@ class StockGhost:
         self.in_force = False
         self.times = 0
         self._at = -math.inf
-        self._ours = [-math.inf, -math.inf]
+        self._held_until = -math.inf
+        self._holds_s = HOLDS_S
+        self._ours: list[float] = []
         """When the prefill and the transfers of the engine that chooses end; ``_stocks``: of stock."""
-        self._stocks = [-math.inf, -math.inf]
+        self._stocks: list[float] = []
 
-    def add(self, arrived: float, now: float, found: int, chosen: int, missing: int, seconds: Seconds) -> None:
-        """Count a request."""
-        if self._at < now and self._at > -math.inf:
+    def holds(self, now: float) -> bool:
+        """Return whether everything is loaded now."""
+        if self.in_force and now >= self._held_until and self.lost <= LOSS_S / 2:
+            self.in_force = False
+        return self.in_force
+
+    def add(
+        self, arrived: float, now: float, found: int, chosen: int, missing: int, seconds: Seconds, *, before: float = 0.0
+    ) -> None:
+        """Count a request. ``before``: seconds of the transfers under way, with which both begin."""
+        if not self._ours:
+            self._ours, self._stocks = [arrived, now + before], [arrived, now + before]
+        elif self._at < now:
             self.lost *= 0.5 ** ((now - self._at) / LOSS_HALF_LIFE_S)
         self._at = now
         ours = self.serve(self._ours, arrived, chosen, missing, seconds)
         stock = self.serve(self._stocks, arrived, found, missing, seconds)
         self.lost += ours - stock
         self.gained += stock - ours
-        if self.in_force:
-            if self.lost <= 0.0:
-                self.in_force = False
-        elif self.lost > LOSS_S:
+        if self.lost <= 0.0:
+            self._holds_s = HOLDS_S
+        elif self.lost > LOSS_S and not self.in_force:
             self.in_force = True
             self.times += 1
+            self._held_until = now + self._holds_s
+            self._holds_s = min(2 * self._holds_s, MOST_HOLDS_S)
 
     @staticmethod
     def serve(until: list[float], arrived: float, loads: int, missing: int, seconds: Seconds) -> float:

@@ -3,10 +3,12 @@
 import math
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
 from eviction_client.policy.loading import (
+    HOLDS_S,
     LONGEST_S,
     LOSS_S,
     LOST_S,
@@ -313,8 +315,8 @@ def lost(choose: Callable[[random.Random], int], seed: int, *, guarded: bool = T
         found = met.choice([0, 2000, 8000])
         missing = found + met.randrange(1, 3000)
         wants = choose(met) if found else 0
-        tokens = found if guarded and ghost.in_force else min(wants, found)
-        ghost.add(now, now, found, min(wants, found), missing, seconds)
+        tokens = found if guarded and ghost.holds(now) else min(wants, found)
+        ghost.add(now, now, found, tokens, missing, seconds)
         ours = StockGhost.serve(engines["ours"], now, tokens, missing, seconds)
         total += ours - StockGhost.serve(engines["stock"], now, found, missing, seconds)
         worst = max(worst, total)
@@ -323,25 +325,40 @@ def lost(choose: Callable[[random.Random], int], seed: int, *, guarded: bool = T
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_guard_bounds_what_the_worst_choices_lose(seed: int) -> None:
+    """In two hours stock is in force four times: after 0, 10, 30 and 70 minutes."""
+
     def half(met: random.Random) -> int:
         return met.choice([0, 10**6])
 
     for choose in (lambda _: 0, half):
         print([round(lost(choose, seed, guarded=guarded), 1) for guarded in (True, False)])
-        assert lost(choose, seed) < 1.5 * LOSS_S
+        assert lost(choose, seed) < 4 * 1.5 * LOSS_S
         assert lost(choose, seed, guarded=False) > 50 * LOSS_S
     assert lost(lambda _: 10**6, seed) == 0.0
 
 
-def test_stock_is_in_force_until_the_choices_would_have_won_it_back() -> None:
-    ghost = StockGhost()
+def test_stock_is_in_force_for_longer_each_time_in_a_row() -> None:
+    ghost, now, before = StockGhost(), 0.0, False
     seconds = Seconds(0.0, 1e-5, 1e-3)
-    for second in range(30):
-        ghost.add(float(second), float(second), 5000, 0, 5001, seconds)
-    assert ghost.in_force and ghost.times == 1
-    now = 30.0
-    while ghost.in_force and now < 40_000:
+    begun: list[float] = []
+    while now < 40_000:
         now += 10.0
-        ghost.add(now, now, 5000, 5000, 5001, seconds)
-    # Choices like stock's win nothing back; the loss only halves with time.
-    assert ghost.in_force
+        holds = ghost.holds(now)
+        ghost.add(now, now, 5000, 5000 if holds else 0, 5001, seconds)
+        if ghost.in_force and not before:
+            begun.append(now)
+        before = ghost.in_force
+    gaps = [later - earlier for earlier, later in pairwise(begun)]
+    assert [int(gap / HOLDS_S) for gap in gaps[:5]] == [1, 2, 4, 8, 8]
+    assert ghost.times == len(begun)
+
+
+def test_the_guards_engines_begin_with_the_loads_under_way() -> None:
+    """Stock's loads then wait behind them as well: to compute loses nothing."""
+    engine = Engine(0.5 * PREFILL_S)
+    for number in range(100):
+        engine.chooser.begin(number, 8000)
+    for _ in range(20):
+        engine.now += 1.0
+        assert engine.choose() == 0
+    assert engine.chooser.stock.lost < 0 and not engine.chooser.stock.in_force
