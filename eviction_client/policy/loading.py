@@ -30,6 +30,8 @@ PROBE_S: Final = 60.0
 PROBE_AFTER: Final = 32
 PROBE_TOKENS: Final = 4096
 """A load of so many tokens is tried if none has ended for this time, and so many requests in a row computed all."""
+MOST_PROBE_AFTER: Final = 512
+"""After a try that took more than half of what was expected, the next one comes after twice as many requests, up to these."""
 AVERAGED_S: Final = 300.0
 """Time constant of the rates of requests, loads and their work."""
 LEAST_AVERAGED_S: Final = 30.0
@@ -102,6 +104,9 @@ class LoadOrCompute:
         self._loaded_at = -math.inf
         self._computed = 0
         """Requests in a row that computed what the tier has."""
+        self._try_after = PROBE_AFTER
+        self._tried: Seconds | None = None
+        """What was measured before the latest try; None: it has ended."""
         self._averaged_at = clock()
         self._averaged_s = 0.0
         self._requests = self._prefills = self._loads = self._transferred = 0.0
@@ -138,6 +143,8 @@ class LoadOrCompute:
             self.stock.add(now if arrived is None else arrived, now, found, tokens, missing, seconds, before=before)
         if found > 0:
             self._computed = 0 if tokens else self._computed + 1
+            if tokens and self._tried is None:
+                self._try_after = PROBE_AFTER
             self.chosen["loaded" if tokens == found else "part" if tokens else "computed"] += 1
         return tokens
 
@@ -176,9 +183,14 @@ class LoadOrCompute:
         if took > LONGEST_S:
             took = LONGEST_S
         self._loaded_at = now
-        if self.transfers.add(began_with if tokens is None else tokens, took) and tokens is None:
+        loaded = began_with if tokens is None else tokens
+        delay = max(now - at - (self._moved + took - moved), 0.0) if tokens is None else 0.0
+        if (tried := self._tried) is not None:
+            self._tried = None
+            expected = tried.load + loaded * tried.loaded + (tried.delay if tokens is None else 0.0)
+            self._try_after = PROBE_AFTER if 2 * (took + delay) < expected else min(2 * self._try_after, MOST_PROBE_AFTER)
+        if self.transfers.add(loaded, took) and tokens is None:
             self._moved += took
-            delay = max(now - at - (self._moved - moved), 0.0)
             if delay <= LONGEST_S:
                 self._delays = MEASURED_WEIGHT * self._delays + 1.0
                 self._delayed_s = MEASURED_WEIGHT * self._delayed_s + delay
@@ -204,8 +216,9 @@ class LoadOrCompute:
         """Return the tokens to load at the least cost."""
         while self._pending and now - self._pending[load := next(iter(self._pending))][1] >= LOST_S:
             self.drop(load)
-        if self._computed >= PROBE_AFTER and not self._pending and now - self._loaded_at >= PROBE_S:
+        if self._computed >= self._try_after and not self._pending and now - self._loaded_at >= PROBE_S:
             self._computed = 0
+            self._tried = seconds
             self.transfers.discount()
             self._delays, self._delayed_s = self._delays / 2, self._delayed_s / 2
             return min(found, max(PROBE_TOKENS, 2 * self.unit)) if self.parts else found

@@ -128,7 +128,8 @@ def test_few_requests_that_come_far_apart_are_not_all_tries() -> None:
             engine.chooser.begin(number, chosen[-1])
             engine.now += chosen[-1] * 5 * PREFILL_S
             engine.chooser.end(number)
-    assert sum(map(bool, chosen)) == 9
+    tries = [number for number, tokens in enumerate(chosen) if tokens]
+    assert [later - earlier - 1 for earlier, later in pairwise([-1, *tries])] == [PROBE_AFTER, 2 * PROBE_AFTER, 4 * PROBE_AFTER]
     assert max(chosen) == PROBE_TOKENS
 
 
