@@ -111,14 +111,16 @@ def bench_loads(
     trace_format: Format = "mooncake",
     pool: Annotated[float, typer.Option(min=0.001, max=1, help="Size of the pool, share of the log's working set.")] = 0.02,
     prefill: Annotated[str, typer.Option(help="Prompt tokens computed per second, numbers with commas.")] = "20000,40000,80000",
+    rates: Annotated[str, typer.Option(help="GB/s of the tier, numbers with commas.")] = "2,5,10,25,50",
     seed: Annotated[int, typer.Option(help="Of agent sessions.")] = 0,
+    hindsight: Annotated[float, typer.Option(help="Seconds to search for the best choices at each setting.")] = 0.0,
     output: Output = None,
 ) -> None:
     """Load or compute, simulated: the time to the first token with a CPU tier that is not used, always, or if it pays."""
     from benchmarks import loads
 
-    speeds = [float(speed) for speed in prefill.split(",")]
-    report(lambda: loads.run(trace, trace_format, pool=pool, prefill=speeds, seed=seed), output)
+    speeds, gb_s = ([float(each) for each in text.split(",")] for text in (prefill, rates))
+    report(lambda: loads.run(trace, trace_format, pool=pool, prefill=speeds, rates=gb_s, seed=seed, search_s=hindsight), output)
 
 
 @app.command("prefetch")

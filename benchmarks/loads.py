@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from rich.table import Table
 
+from benchmarks.loads_hindsight import Hindsight, Request
 from lpc.progress import progress
 from lpc.wire.terminal import console
 from lpc_apps.simulator.kv_memory import DEFAULT
@@ -34,14 +35,25 @@ NEAR: Final = 1.2
 """Ratio below which no tier and stock are near each other."""
 
 
-def run(path: Path, trace_format: str, *, pool: float, prefill: Sequence[float] = PREFILL, seed: int = 0) -> dict[str, Any]:
+def run(
+    path: Path,
+    trace_format: str,
+    *,
+    pool: float,
+    prefill: Sequence[float] = PREFILL,
+    rates: Sequence[float] = RATES,
+    seed: int = 0,
+    search_s: float = 0.0,
+) -> dict[str, Any]:
     """Time a log at each setting; print a table; return the figures.
 
     Args:
         path, trace_format: the log.
         pool: size of the pool, share of the working set.
         prefill: prompt tokens computed per second.
+        rates: GB/s of the tier.
         seed: of agent sessions.
+        search_s: seconds to search for the best choices at each setting, see `Hindsight`; 0: none.
 
     Raises:
         TraceError: the log cannot be read.
@@ -53,8 +65,8 @@ def run(path: Path, trace_format: str, *, pool: float, prefill: Sequence[float] 
     once = simulate_tier(workload, capacity, make, TierSettings(TIER * capacity, 1e9))
     result, found = once.result, once.counts.found
     rows = []
-    with progress("timing", len(prefill) * len(RATES), "settings") as done:
-        for speed, rate in product(prefill, RATES):
+    with progress("timing", len(prefill) * len(rates), "settings") as done:
+        for speed, rate in product(prefill, rates):
             cost = Cost(prefill_tokens_s=speed)
             row: dict[str, Any] = {"prefill_tokens_s": speed, "gb_s": rate}
             for side in SIDES:
@@ -67,6 +79,8 @@ def run(path: Path, trace_format: str, *, pool: float, prefill: Sequence[float] 
             row["floor_of_best"] = _alone(once, workload, cost, rate * 1e9 / DEFAULT.per_token) / best
             row["of_best"] = row["auto"] / best
             row["near"] = max(row["none"], row["all"]) < NEAR * best
+            if search_s:
+                row |= _best(once, workload, cost, rate * 1e9 / DEFAULT.per_token, search_s)
             rows.append(row)
             done.update()
     figures = {
@@ -94,6 +108,24 @@ def _alone(once: TieredEngine, workload: Workload, cost: Cost, load_tokens_s: fl
     return float(np.mean(seconds))
 
 
+def _best(once: TieredEngine, workload: Workload, cost: Cost, load_tokens_s: float, search_s: float) -> dict[str, Any]:
+    """Return what a search with knowledge of all requests reaches, and loads that take no time, of the better side."""
+    size = workload.block_tokens
+    requests = [
+        Request(start.at, turn.input_tokens - start.hits * size, start.found * size)
+        for turn, start in once.starts.items()
+        if workload.count_from <= turn.arrival
+    ]
+    search = Hindsight(sorted(requests), cost.prompt_token_s, 1.0 / load_tokens_s)
+    better = min(search.mean_of(0.0), search.mean_of(1.0))
+    ended = search.search(search_s)
+    return {
+        "hindsight_of_best": search.mean() / better,
+        "hindsight_ended": ended,
+        "instant_of_best": search.mean_of(1.0, 0.0) / better,
+    }
+
+
 def _show(figures: dict[str, Any]) -> None:
     table = Table(
         *("tokens/s", "busy", "GB/s", "no tier", "load all", "load or compute", "of the better", "least", "loaded"),
@@ -112,6 +144,13 @@ def _show(figures: dict[str, Any]) -> None:
             f"{row['loaded']:.0%}",
         )
     console().print(table)
+    for row in figures["rows"]:
+        if "hindsight_of_best" in row:
+            ended = "" if row["hindsight_ended"] else ", search not ended"
+            console().print(
+                f"{row['prefill_tokens_s']:,.0f} tokens/s, {row['gb_s']:g} GB/s, of the better: {row['hindsight_of_best']:.3f} "
+                f"with hindsight{ended}; {row['instant_of_best']:.3f} if loads took no time"
+            )
     console().print(
         f"hits: {figures['hit_rate_pool']:.1%} pool, {figures['hit_rate_tier']:.1%} tier; worst {figures['worst']:.3f}"
     )

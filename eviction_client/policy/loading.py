@@ -30,6 +30,8 @@ PROBE_S: Final = 60.0
 PROBE_AFTER: Final = 32
 PROBE_TOKENS: Final = 4096
 """A load of so many tokens is tried if none has ended for this time, and so many requests in a row computed all."""
+MOST_PROBE_AFTER: Final = 512
+"""After a try that took more than half of what was expected, the next one comes after twice as many requests, up to these."""
 AVERAGED_S: Final = 300.0
 """Time constant of the rates of requests, loads and their work."""
 LEAST_AVERAGED_S: Final = 30.0
@@ -39,10 +41,17 @@ MEASURED_WEIGHT: Final = 0.5 ** (1 / 64)
 """Weight of a measured load compared with the one after it: a half-life of 64 loads."""
 MOST_PENDING: Final = 4096
 """Loads under way that are remembered."""
+LONGEST_S: Final = 60.0
+"""A transfer that took longer counts as so long. An engine that saw a load's end so late was paused, or its clock was set."""
+LOST_S: Final = 600.0
+"""A load that is under way for this time is forgotten. It will not end, and must not count as one before all later loads."""
 LOSS_S: Final = 10.0
 """Seconds of waiting, of all requests together, that the choices may lose to stock before stock is in force."""
 LOSS_HALF_LIFE_S: Final = 600.0
 """Half-life of what the choices lost or gained."""
+HOLDS_S: Final = 600.0
+MOST_HOLDS_S: Final = 4800.0
+"""For how long stock is in force the first time, and at most."""
 
 
 class Seconds(NamedTuple):
@@ -67,22 +76,26 @@ class LoadOrCompute:
         prefill_s: returns the seconds that the engine takes per prompt token, > 0; None: not known yet, so all is loaded.
         clock: seconds; never goes back.
         parts: whether a part may be loaded of what the tier has; else all or nothing.
+        unit: tokens at whose multiples from a prompt's start a part may end, and the least that is loaded.
 
     Attributes:
         chosen: requests whose prefix in the tier was loaded (``loaded``), loaded in part (``part``) or computed (``computed``).
         transfers: times of the measured loads.
-        delay_s: mean seconds that loads took beyond their transfers and those before.
-        prefill_s, parts: the arguments.
+        prefill_s, parts, unit: the arguments.
     """
 
-    def __init__(self, *, prefill_s: Callable[[], float | None], clock: Callable[[], float], parts: bool = True) -> None:
+    def __init__(
+        self, *, prefill_s: Callable[[], float | None], clock: Callable[[], float], parts: bool = True, unit: int = 1
+    ) -> None:
         self.chosen = {"loaded": 0, "part": 0, "computed": 0}
         self.transfers = TimeByTokens()
-        self.delay_s = 0.0
         self.stock = StockGhost()
         self.prefill_s = prefill_s
         self._clock = clock
         self.parts = parts
+        self.unit = unit
+        self._delays = self._delayed_s = 0.0
+        """Decaying sums: measured delays, and their seconds."""
         self._pending: dict[Hashable, tuple[int, float, float]] = {}
         """Tokens, start, and ``_moved`` at the start, of the loads under way, the oldest first."""
         self._moved = 0.0
@@ -91,17 +104,25 @@ class LoadOrCompute:
         self._loaded_at = -math.inf
         self._computed = 0
         """Requests in a row that computed what the tier has."""
+        self._try_after = PROBE_AFTER
+        self._tried: Seconds | None = None
+        """What was measured before the latest try; None: it has ended."""
         self._averaged_at = clock()
         self._averaged_s = 0.0
         self._requests = self._prefills = self._loads = self._transferred = 0.0
         """Decaying sums: requests and their seconds of prefill, loads and their seconds of transfer."""
 
     @property
+    def delay_s(self) -> float:
+        """Mean seconds that loads took beyond their transfers and those before."""
+        return self._delayed_s / self._delays if self._delays else 0.0
+
+    @property
     def loads_all(self) -> bool:
         """Whether everything is loaded, because too little is measured, or because the choices have lost to that."""
         return self._seconds() is None or self.stock.in_force
 
-    def choose(self, found: int, missing: int, *, waiting: int, arrived: float | None = None) -> int:
+    def choose(self, found: int, missing: int, *, waiting: int, arrived: float | None = None, held: int = 0) -> int:
         """Return how many tokens a request loads that is next to be served.
 
         Args:
@@ -109,17 +130,21 @@ class LoadOrCompute:
             missing: prompt tokens that the pool lacks, ``found`` included.
             waiting: requests that wait behind it.
             arrived: when the request arrived; None: now.
+            held: prompt tokens before those, which the pool has.
         """
         now = self._clock()
         tokens, seconds = found, self._seconds()
         if seconds is not None:
             if found > 0:
-                tokens = self._cheapest(found, missing, waiting, now, seconds)
-            self.stock.add(now if arrived is None else arrived, now, found, tokens, missing, seconds)
-            if self.stock.in_force:
-                tokens = found
+                cheapest = self._cheapest(found, missing, waiting, now, seconds)
+                if not self.stock.holds(now):
+                    tokens = self._whole_units(cheapest, found, held)
+            before = self._before(seconds)
+            self.stock.add(now if arrived is None else arrived, now, found, tokens, missing, seconds, before=before)
         if found > 0:
             self._computed = 0 if tokens else self._computed + 1
+            if tokens and self._tried is None:
+                self._try_after = PROBE_AFTER
             self.chosen["loaded" if tokens == found else "part" if tokens else "computed"] += 1
         return tokens
 
@@ -155,11 +180,20 @@ class LoadOrCompute:
         now = self._clock()
         began_with, at, moved = begun
         took = now - max(at, self._loaded_at) if seconds is None else seconds
+        if took > LONGEST_S:
+            took = LONGEST_S
         self._loaded_at = now
-        if self.transfers.add(began_with if tokens is None else tokens, took) and tokens is None:
+        loaded = began_with if tokens is None else tokens
+        delay = max(now - at - (self._moved + took - moved), 0.0) if tokens is None else 0.0
+        if (tried := self._tried) is not None:
+            self._tried = None
+            expected = tried.load + loaded * tried.loaded + (tried.delay if tokens is None else 0.0)
+            self._try_after = PROBE_AFTER if 2 * (took + delay) < expected else min(2 * self._try_after, MOST_PROBE_AFTER)
+        if self.transfers.add(loaded, took) and tokens is None:
             self._moved += took
-            weight = max(1.0 - MEASURED_WEIGHT, 1.0 / self.transfers.measured)
-            self.delay_s += weight * (max(now - at - (self._moved - moved), 0.0) - self.delay_s)
+            if delay <= LONGEST_S:
+                self._delays = MEASURED_WEIGHT * self._delays + 1.0
+                self._delayed_s = MEASURED_WEIGHT * self._delayed_s + delay
 
     def under_way(self, load: Hashable) -> int:
         """Return the tokens of a load that has begun, 0 if there is none."""
@@ -180,16 +214,20 @@ class LoadOrCompute:
 
     def _cheapest(self, found: int, missing: int, waiting: int, now: float, seconds: Seconds) -> int:
         """Return the tokens to load at the least cost."""
-        if self._computed >= PROBE_AFTER and not self._pending and now - self._loaded_at >= PROBE_S:
+        while self._pending and now - self._pending[load := next(iter(self._pending))][1] >= LOST_S:
+            self.drop(load)
+        if self._computed >= self._try_after and not self._pending and now - self._loaded_at >= PROBE_S:
             self._computed = 0
+            self._tried = seconds
             self.transfers.discount()
-            return min(found, PROBE_TOKENS) if self.parts else found
+            self._delays, self._delayed_s = self._delays / 2, self._delayed_s / 2
+            return min(found, max(PROBE_TOKENS, 2 * self.unit)) if self.parts else found
         self._average()
         fixed, per_token, prefill_s, delay = seconds
         past = max(self._averaged_s, LEAST_AVERAGED_S)
         later = self._requests / past / (1.0 - min(self._prefills / past, MOST_LOAD))
         later_loads = self._loads / past / (1.0 - min(self._transferred / past, MOST_LOAD))
-        before = len(self._pending) * fixed + self._pending_tokens * per_token
+        before = self._before(seconds)
         loads = len(self._pending)
         backlog = waiting * self._prefills / max(self._requests, 1.0)
 
@@ -210,6 +248,17 @@ class LoadOrCompute:
             if 0.0 < best < found:
                 choices.append(best)
         return int(min(choices, key=cost))
+
+    def _before(self, seconds: Seconds) -> float:
+        """Return the seconds of the transfers under way."""
+        return len(self._pending) * seconds.load + self._pending_tokens * seconds.loaded
+
+    def _whole_units(self, tokens: int, found: int, held: int) -> int:
+        """Return the most of these tokens that a tier loads that loads in units."""
+        if tokens >= found:
+            return found
+        whole = (held + tokens) // self.unit * self.unit - held
+        return whole if whole >= self.unit else 0
 
     def _average(self) -> None:
         """Let the sums decay until now."""
@@ -248,7 +297,7 @@ class TimeByTokens:
 
     def add(self, tokens: int, seconds: float) -> bool:
         """Count one that took this time after the one before it; return whether it can be."""
-        if tokens <= 0 or not 0.0 <= seconds < math.inf:
+        if tokens <= 0 or not 0.0 <= seconds <= LONGEST_S:
             return False
         self.measured += 1
         new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds, seconds * seconds)
@@ -271,12 +320,14 @@ class TimeByTokens:
 
 
 class StockGhost:
-    """The guard: two simulated engines, one that chooses and one that loads all, as stock does.
+    """The guard: two simulated engines, one with the choices, and one that loads all, as stock does.
 
     Both get the same requests, and serve their prefill and their loads in order, with the learned times. What the first loses
-    to the second is added up, of all requests together, with a half-life of LOSS_HALF_LIFE_S. Beyond LOSS_S stock is in force,
-    until the choices would have won that back. So in about one half-life the choices lose at most LOSS_S to stock, all requests
-    together, and what the last one loses.
+    to the second is added up, of all requests together, with a half-life of LOSS_HALF_LIFE_S. Beyond LOSS_S stock is in force
+    for HOLDS_S, and until half of LOSS_S is left; each time in a row for twice as long, up to MOST_HOLDS_S. While it is, the
+    first engine loads all as well. Choices made for another engine's queues would be no choices for its own, and would always
+    seem to lose. So the choices lose at most LOSS_S to stock, all requests together, and what the last request loses, before
+    each of these times.
 
     Attributes:
         lost: seconds.
@@ -290,25 +341,38 @@ class StockGhost:
         self.in_force = False
         self.times = 0
         self._at = -math.inf
-        self._ours = [-math.inf, -math.inf]
+        self._held_until = -math.inf
+        self._holds_s = HOLDS_S
+        self._ours: list[float] = []
         """When the prefill and the transfers of the engine that chooses end; ``_stocks``: of stock."""
-        self._stocks = [-math.inf, -math.inf]
+        self._stocks: list[float] = []
 
-    def add(self, arrived: float, now: float, found: int, chosen: int, missing: int, seconds: Seconds) -> None:
-        """Count a request."""
-        if self._at < now and self._at > -math.inf:
+    def holds(self, now: float) -> bool:
+        """Return whether everything is loaded now."""
+        if self.in_force and now >= self._held_until and self.lost <= LOSS_S / 2:
+            self.in_force = False
+        return self.in_force
+
+    def add(
+        self, arrived: float, now: float, found: int, chosen: int, missing: int, seconds: Seconds, *, before: float = 0.0
+    ) -> None:
+        """Count a request. ``before``: seconds of the transfers under way, with which both begin."""
+        if not self._ours:
+            self._ours, self._stocks = [arrived, now + before], [arrived, now + before]
+        elif self._at < now:
             self.lost *= 0.5 ** ((now - self._at) / LOSS_HALF_LIFE_S)
         self._at = now
         ours = self.serve(self._ours, arrived, chosen, missing, seconds)
         stock = self.serve(self._stocks, arrived, found, missing, seconds)
         self.lost += ours - stock
         self.gained += stock - ours
-        if self.in_force:
-            if self.lost <= 0.0:
-                self.in_force = False
-        elif self.lost > LOSS_S:
+        if self.lost <= 0.0:
+            self._holds_s = HOLDS_S
+        elif self.lost > LOSS_S and not self.in_force:
             self.in_force = True
             self.times += 1
+            self._held_until = now + self._holds_s
+            self._holds_s = min(2 * self._holds_s, MOST_HOLDS_S)
 
     @staticmethod
     def serve(until: list[float], arrived: float, loads: int, missing: int, seconds: Seconds) -> float:

@@ -34,12 +34,12 @@ class LoadOrRecompute(KVLoadPolicy):  # type: ignore[misc]  # mypy runs where LM
 
     def should_load(self, ctx: KVLoadContext) -> bool:
         """Return whether the node serves a look-up."""
-        asked = ctx.request_configs or {}
-        if asked.get("lmcache.skip_load", False):
-            return False
-        if self.loads is None:
-            return True
         try:
+            asked = ctx.request_configs or {}
+            if asked.get("lmcache.skip_load", False):
+                return False
+            if self.loads is None:
+                return True
             hint = asked.get("lmcache.hint.engine_computed_tokens")
             computed = max(hint, 0) // ctx.chunk_size * ctx.chunk_size if isinstance(hint, int) else 0
             return self.loads.should_load(ctx.request_id, ctx.num_lookup_tokens - computed)

@@ -159,7 +159,8 @@ class TieredEngine(Engine):
         self.counts = TierCounts()
         self.chooser: LoadOrCompute | None = None
         if tier.loads == "auto":
-            self.chooser = LoadOrCompute(prefill_s=lambda: cost.prompt_token_s, clock=lambda: replay.now)
+            size = replay.workload.block_tokens
+            self.chooser = LoadOrCompute(prefill_s=lambda: cost.prompt_token_s, clock=lambda: replay.now, unit=size)
         self.starts: dict[Turn, Start] = {}
         self._settings = tier
         blocks = max(tier.tokens // self._size, 1)
@@ -233,9 +234,8 @@ class TieredEngine(Engine):
         if self.chooser is None:
             return 0 if self._settings.loads == "none" else found
         waiting = len(self.waiting) - 1 if self._in_turn else len(self._unserved)
-        missing = turn.input_tokens - held.hits * self._size
-        tokens = self.chooser.choose(found, missing, waiting=waiting, arrived=turn.arrival)
-        return tokens // self._size * self._size
+        pool = held.hits * self._size
+        return self.chooser.choose(found, turn.input_tokens - pool, waiting=waiting, arrived=turn.arrival, held=pool)
 
     def _end_load(self, turn: Turn, held: Held, tokens: int, now: float) -> None:
         if self.chooser is not None:

@@ -2,19 +2,22 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm.v1.kv_offload.cpu.policies.lru", reason="vLLM before 0.31 has no such tier")
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiKVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
-from eviction_client.engines.vllm_cpu.loads import MEASURED_STEPS, TierLoads
+from eviction_client.engines.vllm_cpu.loads import MEASURED_STEPS, WRAPPED, StepTimes, TierLoads
 from eviction_client.policy.loading import MEASURED_LOADS, LoadOrCompute
 from testing.bare_scheduler import BLOCK, Engine, vllm_config
 from testing.cpu_tier import connector
@@ -27,6 +30,39 @@ pytestmark = pytest.mark.supports(
 PROMPT = 12 * BLOCK
 COMPUTED_S = 1e-3
 """Seconds of a step per token that it computes."""
+
+
+class Peer(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # mypy runs where vLLM is not installed
+    """Another engine, which has all but the last block of the prompts of requests that name it."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self.loading: list[str] = []
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        found = request.num_tokens - BLOCK - num_computed_tokens if (request.kv_transfer_params or {}).get("from") else 0
+        return found, found > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            self.loading.append(request.request_id)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return KVConnectorMetadata()
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        return False, None
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
+        return False, None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None: ...
+
+    def wait_for_layer_load(self, layer_name: str) -> None: ...
+
+    def save_kv_layer(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def wait_for_save(self) -> None: ...
 
 
 class Tiered:
@@ -77,17 +113,25 @@ class Tiered:
     def step(self) -> None:
         """Step; all transfers end after it."""
         self.engine.step()
-        jobs = {**self.meta.load_jobs, **self.meta.store_jobs}
+        several = getattr(self.meta, "metadata", None)
+        meta = several[-1] if several else self.meta
+        jobs = {**meta.load_jobs, **meta.store_jobs}
         worker = OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(jobs, 1))
-        for job in self.meta.load_jobs.values():
+        for job in meta.load_jobs.values():
             tokens = BLOCK * len(job.dst_spec.block_ids)
             self.loads.append(tokens)
             if self.loaded_s is None:
                 self.engine.now += 20 * COMPUTED_S * tokens
             else:
                 worker.transfer_stats.load.record(tokens * 1024, tokens * self.loaded_s)
-        received = {job.req_id for job in self.meta.load_jobs.values()}
-        transferred(self.scheduler, KVConnectorOutput(finished_recving=received, kv_connector_worker_meta=worker))
+        received = {job.req_id for job in meta.load_jobs.values()}
+        report: Any = worker
+        if several:
+            peer = self.scheduler.connector.sub_connectors[0]
+            received |= set(getattr(peer, "loading", ()))
+            peer.loading = []
+            report = MultiKVConnectorWorkerMetadata(metadata=(*(None for _ in several[:-1]), worker))
+        transferred(self.scheduler, KVConnectorOutput(finished_recving=received, kv_connector_worker_meta=report))
 
     def rounds(self, count: int) -> list[int]:
         """Serve all prompts so many times; return the tokens that each request has loaded."""
@@ -162,13 +206,128 @@ def test_the_cap_of_a_caller_holds(loaded_s: float, tiered: Callable[..., Tiered
     engine = tiered(loaded_s)
     engine.rounds(MEASURED)
     decided = dict(engine.chooser.chosen)
-    caps = [0, 3 * BLOCK, 12 * BLOCK, 3 * BLOCK + 1]
+    caps = [0, 3 * BLOCK, 12 * BLOCK, 3 * BLOCK + 1, 2**63]
     loaded = [
         engine.serve(prompt, arguments={"kv_transfer_params": {"max_load_tokens": cap}})
         for prompt, cap in zip(engine.prompts, caps, strict=False)
     ]
-    assert loaded == [0, 3 * BLOCK, 12 * BLOCK, 3 * BLOCK]
+    assert loaded == [0, 3 * BLOCK, 12 * BLOCK, 3 * BLOCK, PROMPT]
     assert engine.chooser.chosen == decided
+
+
+@pytest.mark.parametrize(
+    "of_router",
+    [
+        {"do_remote_prefill": True, "remote_engine_id": "p", "remote_block_ids": [1]},
+        {"remote_prefiller": {"remote_host": "p", "remote_port": 1}},
+        {"remote_kv_source": {"remote_host": "p", "remote_port": 1}},
+        {"do_remote_prefill": False, "remote_block_ids": [1]},
+    ],
+    ids=["pulled", "prefilled by a peer", "from a peer", "after its pull"],
+)
+def test_what_another_engine_has_computed_for_a_request_is_not_computed_again(
+    of_router: dict[str, Any], tiered: Callable[..., Tiered]
+) -> None:
+    engine = tiered(COMPUTED_S * 20)
+    engine.rounds(MEASURED)
+    decided = dict(engine.chooser.chosen)
+    assert [engine.serve(each, arguments={"kv_transfer_params": of_router}) for each in engine.prompts] == [PROMPT] * 8
+    assert engine.chooser.chosen == decided
+
+
+@pytest.mark.parametrize(
+    "of_caller",
+    [{}, {"do_remote_prefill": False}, *({"max_load_tokens": cap} for cap in (None, True, -1, "0", 1.0))],
+    ids=repr,
+)
+def test_a_request_whose_parameters_ask_for_nothing_is_decided(
+    of_caller: dict[str, Any], tiered: Callable[..., Tiered]
+) -> None:
+    engine = tiered(COMPUTED_S * 20)
+    engine.rounds(MEASURED)
+    parameters = MappingProxyType(of_caller)  # shared by all, and frozen
+    assert [engine.serve(each, arguments={"kv_transfer_params": parameters}) for each in engine.prompts] == [0] * 8
+
+
+def test_the_cap_of_a_decision_is_gone_from_the_request_and_from_vllm(tiered: Callable[..., Tiered]) -> None:
+    engine = tiered(COMPUTED_S * 20)
+    engine.rounds(MEASURED)
+    parameters: dict[str, Any] = {"any": 1}
+    request = engine.engine.add("one", [*engine.prompts[0], 7], 2, arguments={"kv_transfer_params": parameters})
+    engine.step()
+    assert engine.chooser.chosen["computed"] == 1
+    state = engine.scheduler.connector.connector_scheduler.__dict__["_req_status"]["one"]
+    assert state.max_load_tokens is None
+    assert parameters == request.kv_transfer_params == {"any": 1}
+
+
+def test_where_a_look_up_with_a_cap_fails_vllm_looks_up_without(
+    tiered: Callable[..., Tiered], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
+
+    stock = scheduler.OffloadingConnectorScheduler.get_num_new_matched_tokens
+
+    def refuses(
+        self: Any, request: Any, num_computed_tokens: int, max_num_new_tokens: int | None = None
+    ) -> tuple[int | None, bool]:
+        assert self.__dict__["_req_status"][request.request_id].max_load_tokens is None
+        found: tuple[int | None, bool] = stock(self, request, num_computed_tokens, max_num_new_tokens)
+        return found
+
+    monkeypatch.setattr(scheduler.OffloadingConnectorScheduler, "get_num_new_matched_tokens", refuses)
+    engine = tiered(COMPUTED_S * 20)
+    engine.rounds(MEASURED)
+    assert engine.rounds(2) == [PROMPT] * 16
+    assert engine.scheduler.lpc.plugin.failures == 1 and engine.tier.chooser is None
+
+
+def test_a_failure_to_measure_steps_fails_no_step(tiered: Callable[..., Tiered], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiered(COMPUTED_S / 20)
+    monkeypatch.setattr(StepTimes, "_ends", lambda *_: 1 / 0)
+    monkeypatch.setattr(StepTimes, "_begins", lambda *_: 1 / 0)
+    engine.rounds(1)
+    assert min(engine.rounds(MEASURED)) >= PROMPT and engine.chooser.loads_all
+    assert engine.scheduler.lpc.plugin.failures > 0
+
+
+def test_what_another_connector_loads_is_not_counted_as_computed(tiered: Callable[..., Tiered]) -> None:
+    peer = {"kv_connector": "Peer", "kv_connector_module_path": __name__, "kv_role": "kv_both"}
+    several = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [peer, connector(400)]},
+    }
+    engine = tiered(COMPUTED_S, several)
+    computed: list[int] = []
+    engine.chooser.computes = computed.append  # type: ignore[method-assign]
+    engine.serve(engine.prompts[0])
+    engine.serve(engine.prompts[1], arguments={"kv_transfer_params": {"from": "peer"}})
+    assert computed == [PROMPT + BLOCK, BLOCK]
+    assert engine.scheduler.lpc.plugin.failures == 0
+
+
+def test_nothing_is_attached_if_one_of_several_connectors_does_not_fit(
+    tiered: Callable[..., Tiered], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [connector(400), connector(400)]},
+    }
+    built = TierLoads.__init__
+
+    def second_fails(self: TierLoads, name: str, *args: Any) -> None:
+        if name == "cpu1":
+            raise AttributeError("config")
+        built(self, name, *args)
+
+    monkeypatch.setattr(TierLoads, "__init__", second_fails)
+    scheduler = tiered(1.0, several).scheduler
+    assert scheduler.lpc.loads == []
+    parts = [each.connector_scheduler for each in scheduler.connector.sub_connectors]
+    assert not any(method in part.__dict__ for part in parts for method in WRAPPED)
+    assert "update_from_output" not in scheduler.__dict__
 
 
 @pytest.mark.parametrize("method", ["choose", "begin", "end", "computes", "drop", "under_way"])

@@ -61,6 +61,34 @@ def test_a_preempted_request_that_ends_is_computed_no_more_and_is_forgotten() ->
     assert not engine.scheduler.lpc.preemptions.pending
 
 
+def test_a_reset_by_the_operator_is_no_preemption() -> None:
+    engine = Engine(100, rule="lru", background=AtOnce)
+    requests = [engine.add(name, prompt(number, 6), 60) for number, name in enumerate(("one", "two"))]
+    for _ in range(3):
+        engine.step()
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert [request.num_preemptions for request in requests] == [1, 1]
+    while not all(request in engine.scheduler.running for request in requests):
+        engine.step()
+    assert counted(engine) == {"held": 0, "least": 0, "again": 0, "requests": 0}
+    engine.preempt(requests[0])
+    assert counted(engine)["requests"] == 1
+
+
+def test_a_request_that_is_preempted_again_counts_again() -> None:
+    engine = Engine(100, rule="lru", background=AtOnce)
+    one = engine.add("one", prompt(1, 12), 200)
+    held = 0
+    for _ in range(2):
+        while one not in engine.scheduler.running:
+            engine.step()
+        engine.step()
+        held += one.num_computed_tokens
+        engine.preempt(one)
+    assert counted(engine)["requests"] == one.num_preemptions == 2
+    assert counted(engine)["held"] == held
+
+
 def test_a_dry_run_counts_them_too() -> None:
     engine = Engine(100, shadow=True, background=AtOnce)
     one = engine.add("one", prompt(1, 12), 60)

@@ -24,6 +24,8 @@ TESTS = {
     "keep": "tests/engine/test_keep.py",
     "tier": "tests/engine/test_cpu_tier.py",
     "loads": "tests/engine/test_loads.py",
+    "courses": "tests/engine/test_loads_courses.py",
+    "preemptions": "tests/engine/test_preemptions.py",
     "hits": "tests/engine/test_hit_units.py",
     "threads": "tests/engine/test_tier_threads.py",
 }

@@ -99,6 +99,10 @@ found.append((False, answers(policy)))
 init_event_bus(EventBusConfig(enabled=False))
 policy = create_kv_load_policy(name, {})
 found.append((policy.loads is not None, answers(policy)))
+init_event_bus(EventBusConfig(enabled=True))
+policy = create_kv_load_policy(name, {})
+odd = [policy.should_load(KVLoadContext("r", "m", 256, 1024, each)) for each in (["lmcache.skip_load"], {}, None)]
+found.append((policy.loads is not None, odd))
 print(json.dumps(found))
 """
 
@@ -109,7 +113,8 @@ def test_odd_hints_are_ignored_and_after_a_failure_or_without_events_all_is_load
     done = subprocess.run([program(), "-c", BARE], env=environment(), capture_output=True, text=True, timeout=patiently(120))
     assert done.returncode == 0, done.stderr
     loads = [True, False, *[True] * 6]
-    assert json.loads(done.stdout.splitlines()[-1]) == [[True, loads], [False, loads], [False, loads]]
+    assert json.loads(done.stdout.splitlines()[-1]) == [[True, loads], [False, loads], [False, loads], [False, [True] * 3]]
     assert "as without a load policy: KeyError" in done.stderr
+    assert "as without a load policy: AttributeError" in done.stderr
     assert "private" not in done.stderr
     assert "remove --disable-observability" in done.stderr

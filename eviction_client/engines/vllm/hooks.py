@@ -7,6 +7,7 @@
   while a step in flight may still write the blocks: the list that vLLM keeps is a :class:`FreedLater`, which brings the
   request's classes to ``block_pool.free_blocks``, now :meth:`Hooks.free_blocks`;
 - ``block_pool.reset_prefix_cache`` becomes :meth:`Hooks.reset_prefix_cache`, which empties the plug-in's records as well;
+  the scheduler's own becomes :meth:`Hooks.reset_all`;
 - the scheduler's ``add_request`` calls :meth:`Hooks.admitted` once vLLM has taken the request; ``schedule`` becomes
   :meth:`Steps.schedule`, which calls :meth:`Hooks.step` and :meth:`Hooks.started`; ``shutdown`` closes the plug-in last. From
   its admission to its start a request waits, and what it will hit is kept (:class:`WaitingPrefixes`).
@@ -98,6 +99,7 @@ class Hooks:
         self._requests: Mapping[str, Any] = scheduler.requests
         self._stock_add_request: Callable[..., None] = scheduler.add_request
         self._stock_shutdown: Callable[..., None] = scheduler.shutdown
+        self._stock_reset_all: Callable[..., bool] = scheduler.reset_prefix_cache
         self._stock_free: Callable[[Request], None] = manager.free
         self._stock_pop: Callable[[Request], list[KVCacheBlock]] = manager.pop_blocks_for_free
         self._stock_free_blocks: Callable[[Iterable[KVCacheBlock]], None] = pool.free_blocks
@@ -142,6 +144,7 @@ class Hooks:
         manager.block_pool.reset_prefix_cache = self.reset_prefix_cache
         scheduler.add_request, scheduler.shutdown = self.add_request, self.shutdown
         scheduler.schedule = self.steps.schedule
+        scheduler.reset_prefix_cache = self.reset_all
 
     def add_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """``Scheduler.add_request``, which also asks the predictor."""
@@ -152,6 +155,14 @@ class Hooks:
         """``Scheduler.shutdown``, which also closes predictor and store."""
         self._stock_shutdown(*args, **kwargs)
         self.plugin.close()
+
+    def reset_all(self, *args: Any, **kwargs: Any) -> bool:
+        """``Scheduler.reset_prefix_cache``, which preempts the running requests if it is asked to."""
+        self.preemptions.resetting = True
+        try:
+            return self._stock_reset_all(*args, **kwargs)
+        finally:
+            self.preemptions.resetting = False
 
     def admitted(self, request: Request) -> None:
         """Note a request, and ask the predictor if it has token ids; unless its input is streamed, which changes it.

@@ -17,16 +17,18 @@ class Preemptions:
         least: tokens of the request that had the least then, of all that ran: what another victim had lost at most.
         again: tokens of resumed requests that were computed again, because their blocks were no hits any more.
         pending: tokens of the requests that have not resumed, by request id.
+        resetting: whether the operator resets the cache, for which vLLM preempts all running requests. These do not count.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self.requests = self.held = self.least = self.again = 0
         self.pending: dict[str, int] = {}
+        self.resetting = False
 
     def freed(self, request: Request) -> None:
         """Count a request that gives up its blocks and goes on, if it does so for a preemption: vLLM has not reset it then."""
-        if request.status != RequestStatus.RUNNING or not request.num_computed_tokens:
+        if self.resetting or request.status != RequestStatus.RUNNING or not request.num_computed_tokens:
             return
         held = request.num_computed_tokens
         others = (other.num_computed_tokens for other in self._scheduler.running if other.num_computed_tokens)

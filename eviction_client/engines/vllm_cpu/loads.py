@@ -3,7 +3,8 @@
 When vLLM looks a waiting request up in the tier, its answer is what the tier has beyond the pool. If less is to be loaded, the
 request's ``max_load_tokens`` is set and vLLM looks up again, which keeps the boundaries of chunks and of sliding windows. A
 caller sets this cap as a parameter of ``kv_transfer_params``, which vLLM reads when a request arrives; a request with a cap of
-its caller is left to vLLM. A request is decided once, when it is first looked up, because only then are its hits, those that
+its caller is left to vLLM. So is one whose blocks another engine has computed for it (disaggregated prefill, peers), because it
+must not compute them again. A request is decided once, when it is first looked up, because only then are its hits, those that
 wait behind it, and the loads under way those that count. Preempted requests are decided again.
 
 Loads are measured by the seconds that vLLM's worker reports, prefill by those from a step's schedule, or the end of the step
@@ -15,7 +16,7 @@ Only these instances are patched. Nothing here raises into the scheduler: after 
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ WRAPPED: Final = {
 }
 """Methods of the connector's scheduler that are wrapped, and their parameters."""
 CAP: Final = "max_load_tokens"
+REMOTE: Final = ("remote_", "do_remote_")
+"""How the ``kv_transfer_params`` begin with which a router names another engine that has a request's blocks, or will."""
 
 
 def attach(scheduler: Any, plugin: Plugin) -> list["TierLoads"]:
@@ -50,8 +53,13 @@ def attach(scheduler: Any, plugin: Plugin) -> list["TierLoads"]:
             raise LookupError(reason)
     if not parts:
         return []
-    steps = StepTimes(scheduler, plugin)
-    return [TierLoads(f"cpu{number or ''}", part, scheduler, plugin, steps) for number, part in enumerate(parts)]
+    times = TimeByTokens()
+    tiers = [TierLoads(f"cpu{number or ''}", part, scheduler, plugin, times) for number, part in enumerate(parts)]
+    # From here on nothing fails.
+    StepTimes(scheduler, plugin, times, tiers)
+    for tier in tiers:
+        tier.install()
+    return tiers
 
 
 def find_incompatibility(part: Any) -> str | None:
@@ -77,12 +85,14 @@ def _offloading(connector: Any) -> Iterator[Any]:
 class StepTimes:
     """Measures an engine's prefill by its steps. Raises nothing into them.
 
-    Attributes:
-        times: of the steps with prompts, by their prompt tokens.
+    Args:
+        times: of the steps with prompts, by their prompt tokens; is added to.
+        tiers: :meth:`TierLoads.scheduled` is called after each step's schedule.
     """
 
-    def __init__(self, scheduler: Any, plugin: Plugin) -> None:
-        self.times = TimeByTokens()
+    def __init__(self, scheduler: Any, plugin: Plugin, times: TimeByTokens, tiers: Sequence["TierLoads"]) -> None:
+        self._times = times
+        self._tiers = tiers
         self._plugin = plugin
         self._begun: dict[int, tuple[float, int]] = {}
         """When each step in flight was scheduled, and its prompt tokens, by the identity of its output."""
@@ -92,37 +102,44 @@ class StepTimes:
         scheduler.schedule = self.schedule
         scheduler.update_from_output = self.update_from_output
 
-    def prefill_s(self) -> float | None:
-        """Return the seconds per prompt token, rather too many than too few; None: too few steps have been measured."""
-        return self.times.most_token_s or None if self.times.measured >= MEASURED_STEPS else None
-
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """``Scheduler.schedule``."""
         now = self._plugin.now_or_latest()
         scheduled = self._stock_schedule(*args, **kwargs)
         try:
-            # A decoding request computes one token and the drafted ones.
-            drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
-            tokens = scheduled.total_num_scheduled_tokens - len(scheduled.num_scheduled_tokens) - drafted
-            if tokens > 0:
-                if len(self._begun) >= MOST_STEPS:
-                    self._begun.clear()
-                self._begun[id(scheduled)] = now, tokens
+            self._begins(scheduled, now)
         except Exception as error:
             self._plugin.failed(error)
+        for tier in self._tiers:
+            tier.scheduled(scheduled)
         return scheduled
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """``Scheduler.update_from_output``."""
-        now = self._plugin.now_or_latest()
-        begun = self._begun.pop(id(scheduler_output), None)
+        try:
+            self._ends(scheduler_output, self._plugin.now_or_latest())
+        except Exception as error:
+            self._plugin.failed(error)
+        return self._stock_update(scheduler_output, *args, **kwargs)
+
+    def _begins(self, scheduled: Any, now: float) -> None:
+        self._begun.pop(id(scheduled), None)  # of a step whose output never came
+        # A decoding request computes one token and the drafted ones.
+        drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        tokens = scheduled.total_num_scheduled_tokens - len(scheduled.num_scheduled_tokens) - drafted
+        if tokens > 0:
+            if len(self._begun) >= MOST_STEPS:
+                self._begun.clear()
+            self._begun[id(scheduled)] = now, tokens
+
+    def _ends(self, scheduled: Any, now: float) -> None:
+        begun = self._begun.pop(id(scheduled), None)
+        ended_at, self._ended_at = self._ended_at, now
         if begun is not None:
             at, tokens = begun
-            seconds = now - max(at, self._ended_at)
+            seconds = now - max(at, ended_at)
             if 0.0 < seconds <= LONGEST_STEP_S:  # longer: the engine was paused
-                self.times.add(tokens, seconds)
-        self._ended_at = now
-        return self._stock_update(scheduler_output, *args, **kwargs)
+                self._times.add(tokens, seconds)
 
 
 @dataclass(slots=True)
@@ -131,13 +148,13 @@ class _Asked:
 
     Attributes:
         arrived: when it arrived.
-        pool: its tokens in the pool at the latest look-up.
+        left: whether it is left to vLLM.
         most: tokens to load at most; infinite: all that the tier has; None: not decided.
         loads: whether what the latest look-up has found is loaded between steps.
     """
 
     arrived: float
-    pool: int = 0
+    left: bool
     most: float | None = None
     loads: bool = False
 
@@ -148,25 +165,38 @@ class TierLoads:
     Args:
         name: of the tier.
         part: scheduler of its offloading connector, which has passed :func:`find_incompatibility`.
+        times: of the engine's steps with prompts.
 
     Attributes:
         chooser: decides; None after a failure: vLLM loads all.
     """
 
-    def __init__(self, name: str, part: Any, scheduler: Any, plugin: Plugin, steps: StepTimes) -> None:
+    def __init__(self, name: str, part: Any, scheduler: Any, plugin: Plugin, times: TimeByTokens) -> None:
         self.name = name
-        # Of a sliding window vLLM stores only what ends where prompts end, so a part of a prompt is no hit.
-        whole = any(group.sliding_window_size_in_chunks is not None for group in part.config.kv_group_configs)
+        groups = part.config.kv_group_configs
+        # Of a sliding window vLLM stores only what ends where prompts end, so a part of a prompt is no hit. A part that fits
+        # into a step would be loaded within it.
+        whole = any(group.sliding_window_size_in_chunks is not None for group in groups)
+        whole |= bool(getattr(part.config, "sync_load_budget_bytes", 0))
         self.chooser: LoadOrCompute | None = LoadOrCompute(
-            prefill_s=steps.prefill_s, clock=plugin.now_or_latest, parts=not whole
+            prefill_s=lambda: times.most_token_s or None if times.measured >= MEASURED_STEPS else None,
+            clock=plugin.now_or_latest,
+            parts=not whole,
+            unit=math.lcm(*(group.tokens_per_chunk for group in groups)),
         )
         self._plugin = plugin
         self._scheduler = scheduler
+        self._part = part
         self._states: dict[str, Any] = part._req_status
         self._asked: dict[str, _Asked] = {}
+        self._starting: list[Any] = []
+        """Requests that start in this step and load nothing between steps from this tier."""
         self._stock = {name: getattr(part, name) for name in WRAPPED}
+
+    def install(self) -> None:
+        """Replace the methods of the connector's scheduler."""
         for method in WRAPPED:
-            setattr(part, method, getattr(self, method))
+            setattr(self._part, method, getattr(self, method))
 
     @property
     def tracked(self) -> int:
@@ -185,11 +215,14 @@ class TierLoads:
         most = self._mine(self._decides, request, num_computed_tokens, found, between_steps)
         if most is not None and most < found:
             state = self._states[request.request_id]
-            setattr(state, CAP, int(most))
             try:
+                setattr(state, CAP, int(most))
                 found, between_steps = look_up(request, num_computed_tokens, *args, **kwargs)
-            finally:
+            except Exception as error:
+                self._give_up(error)
                 setattr(state, CAP, None)
+                return look_up(request, num_computed_tokens, *args, **kwargs)  # type: ignore[no-any-return]
+            setattr(state, CAP, None)
         self._mine(self._looked_up, request, found, between_steps)
         return found, between_steps
 
@@ -197,6 +230,12 @@ class TierLoads:
         """Note that a request loads this much, or computes."""
         self._stock["update_state_after_alloc"](request, blocks, num_external_tokens)
         self._mine(self._starts, request, num_external_tokens)
+
+    def scheduled(self, scheduled: Any) -> None:
+        """Note what the requests compute that have started in a step."""
+        if self._starting:
+            self._mine(self._compute, scheduled)
+            self._starting.clear()
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Note which loads are done."""
@@ -216,27 +255,32 @@ class TierLoads:
         try:
             return function(self.chooser, *args)
         except Exception as error:
-            self.chooser = None
-            self._asked.clear()
-            self._plugin.failed(error)
+            self._give_up(error)
             return None
         finally:
             self._plugin.seconds += time.perf_counter() - started
 
+    def _give_up(self, error: Exception) -> None:
+        """Leave all requests to vLLM from now on."""
+        self.chooser = None
+        self._asked.clear()
+        self._plugin.failed(error)
+
     def _arrives(self, _: LoadOrCompute, request: Any) -> None:
-        self._asked[request.request_id] = _Asked(self._plugin.now_or_latest())
+        asked = request.kv_transfer_params
+        left = isinstance(asked, Mapping) and any(str(name).startswith(REMOTE) and asked[name] for name in asked)
+        self._asked[request.request_id] = _Asked(self._plugin.now_or_latest(), left)
 
     def _decides(self, chooser: LoadOrCompute, request: Any, pool: int, found: int | None, between_steps: bool) -> float | None:
         """Return how much to load at most; None: vLLM's answer stays."""
         asked = self._asked.get(request.request_id)
-        if asked is None or found is None or (found and not between_steps):
+        if asked is None or asked.left or found is None or (found and not between_steps):
             return None
-        asked.pool = pool
         if self._plugin.lru_forced or getattr(self._states[request.request_id], CAP) is not None:
             return None
         if asked.most is None:
             waiting = max(len(self._scheduler.waiting) - 1, 0)
-            tokens = chooser.choose(found, request.num_tokens - pool, waiting=waiting, arrived=asked.arrived)
+            tokens = chooser.choose(found, request.num_tokens - pool, waiting=waiting, arrived=asked.arrived, held=pool)
             asked.most = tokens if tokens < found else math.inf
         return asked.most
 
@@ -252,7 +296,13 @@ class TierLoads:
         if external and asked.loads:
             chooser.begin(request.request_id, external)
         else:
-            chooser.computes(max(request.num_tokens - max(request.num_computed_tokens, asked.pool + external), 0))
+            self._starting.append(request)
+
+    def _compute(self, chooser: LoadOrCompute, scheduled: Any) -> None:
+        for request in self._starting:
+            now = scheduled.num_scheduled_tokens.get(request.request_id)
+            if now is not None:  # else another connector loads for it, and it starts again when that is done
+                chooser.computes(max(request.num_tokens - (request.num_computed_tokens - now), 0))
 
     def _loaded(self, chooser: LoadOrCompute, output: Any) -> None:
         done = {name: tokens for name in output.finished_recving or () if (tokens := chooser.under_way(name))}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lpc_apps.simulator.engine import simulate
@@ -75,6 +76,21 @@ def test_other_prompts_are_computed_while_a_load_runs_and_loads_follow_each_othe
 
     # Loads end at 21 and 22; the prompt without one does not wait for them.
     assert engine.result.ttft[3:] == pytest.approx([0.17, 1.01, 2.01])
+
+
+def test_a_burst_that_neither_the_link_nor_prefill_can_serve_alone_is_divided() -> None:
+    """Each prompt takes 1.6 s to compute or to load, and one comes each second.
+
+    Loads that stock has begun before enough was measured are no reason to keep to stock."""
+    contents = [[100 * number + block for block in range(10)] for number in range(600)]
+    first = [turn(each, 10.0 * number) for number, each in enumerate(contents)]
+    burst = [turn(each, 10_000.0 + max(number - 100, 0)) for number, each in enumerate(contents)]
+    slow = replace(TIER, tokens=7000 * SIZE, load_tokens_s=100.0)
+    mean = {
+        loads: float(np.mean(replayed([*first, *burst], 2000, replace(slow, loads=loads)).result.ttft[600:]))
+        for loads in ("all", "none", "auto")
+    }
+    assert mean["auto"] < 0.3 * min(mean["all"], mean["none"])
 
 
 def test_what_fits_nowhere_is_not_stored() -> None:
