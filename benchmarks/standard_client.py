@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import httpx
+import httpx2
 
 from benchmarks import BenchmarkError, aiperf
 from benchmarks.fleet import HttpServer
@@ -171,7 +171,7 @@ def server(log: Path, engine: Engine, blocks: int, *, learned: bool) -> VllmServ
 
 def counters(url: str) -> dict[str, float]:
     """Return the prompt tokens that an engine has looked up in its cache, and those that it found: queries and hits."""
-    text = httpx.get(f"{url}/metrics", timeout=60.0, trust_env=False).text
+    text = httpx2.get(f"{url}/metrics", timeout=60.0, trust_env=False).text
     return {
         name: sum(float(value) for value in re.findall(rf"(?m)^vllm:prefix_cache_{name}_total\S* (\S+)$", text))
         for name in ("queries", "hits")
