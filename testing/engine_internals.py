@@ -9,6 +9,11 @@ def cache_policy_of(manager: Any) -> Any:
     return manager._policy
 
 
+def request_states_of(offloading: Any) -> list[Any]:
+    """Return what the scheduler's side of vLLM's offloading connector keeps of its requests."""
+    return list(offloading._req_status.values())
+
+
 def watch_evictions(pool: Any, watch: Callable[[int, Any], None]) -> None:
     """Call ``watch`` with the number and hash of each block whose content vLLM's pool has evicted."""
     evict = pool._maybe_evict_cached_block

@@ -113,6 +113,11 @@ class LoadOrCompute:
         """Decaying sums: requests and their seconds of prefill, loads and their seconds of transfer."""
 
     @property
+    def unended(self) -> int:
+        """Number of the loads that have not ended."""
+        return len(self._pending)
+
+    @property
     def delay_s(self) -> float:
         """Mean seconds that loads took beyond their transfers and those before."""
         return self._delayed_s / self._delays if self._delays else 0.0

@@ -284,8 +284,8 @@ def test_where_a_look_up_with_a_cap_fails_vllm_looks_up_without(
 
 def test_a_failure_to_measure_steps_fails_no_step(tiered: Callable[..., Tiered], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiered(COMPUTED_S / 20)
-    monkeypatch.setattr(StepTimes, "_ends", lambda *_: 1 / 0)
-    monkeypatch.setattr(StepTimes, "_begins", lambda *_: 1 / 0)
+    monkeypatch.setattr(StepTimes, "ends", lambda *_: 1 / 0)
+    monkeypatch.setattr(StepTimes, "begins", lambda *_: 1 / 0)
     engine.rounds(1)
     assert min(engine.rounds(MEASURED)) >= PROMPT and engine.chooser.loads_all
     assert engine.scheduler.lpc.plugin.failures > 0

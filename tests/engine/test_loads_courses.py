@@ -16,7 +16,7 @@ from eviction_client.background import AtOnce
 from eviction_client.engines.vllm_cpu.loads import CAP, TierLoads
 from testing.bare_scheduler import BLOCK, Engine, vllm_config
 from testing.cpu_tier import connector
-from testing.engine_internals import transferred
+from testing.engine_internals import request_states_of, transferred
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="CPU tier", what="load or compute: aborts, preemptions, resets, P/D")
 
@@ -63,7 +63,7 @@ class Course:
                 worker.transfer_stats.load.record(1024, self.met.choice([0.0, 1e-6, 0.1]))
         if due:
             transferred(self.scheduler, KVConnectorOutput(finished_recving=received, kv_connector_worker_meta=worker))
-        self.caps |= {getattr(state, CAP) for state in self.scheduler.connector.connector_scheduler._req_status.values()}
+        self.caps |= {getattr(state, CAP) for state in request_states_of(self.scheduler.connector.connector_scheduler)}
 
     def run(self) -> None:
         """Run the course, until all requests have ended."""
@@ -117,7 +117,7 @@ def test_any_choice_in_any_course_leaves_nothing_behind(
     run.run()
     assert not run.scheduler.requests and run.engine.outcome.preempted > 0
     assert run.scheduler.lpc.plugin.failures == 0 and run.tier.chooser is chooser
-    assert run.tier.tracked == 0 and not chooser._pending
+    assert run.tier.tracked == 0 and not chooser.unended
     assert run.caps <= {None}
     preemptions = run.scheduler.lpc.preemptions
     assert not preemptions.pending

@@ -233,7 +233,7 @@ def test_no_message_repeats_a_line(read: Read) -> None:
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError,
-        match="use one of agents, qwen, aiperf, mooncake, vllm, bedrock, vertex, har, runs, lmcache, otel, litellm, langfuse",
+        match="use one of agents, qwen, aiperf, mooncake, vllm, sglang, bedrock, vertex, har, runs, lmcache, otel, litellm",
     ):
         open_trace(write(tmp_path, GOOD["qwen"]), "csv")
 

@@ -107,7 +107,7 @@ class StepTimes:
         now = self._plugin.now_or_latest()
         scheduled = self._stock_schedule(*args, **kwargs)
         try:
-            self._begins(scheduled, now)
+            self.begins(scheduled, now)
         except Exception as error:
             self._plugin.failed(error)
         for tier in self._tiers:
@@ -117,12 +117,13 @@ class StepTimes:
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """``Scheduler.update_from_output``."""
         try:
-            self._ends(scheduler_output, self._plugin.now_or_latest())
+            self.ends(scheduler_output, self._plugin.now_or_latest())
         except Exception as error:
             self._plugin.failed(error)
         return self._stock_update(scheduler_output, *args, **kwargs)
 
-    def _begins(self, scheduled: Any, now: float) -> None:
+    def begins(self, scheduled: Any, now: float) -> None:
+        """Note the tokens of a step that begins."""
         self._begun.pop(id(scheduled), None)  # of a step whose output never came
         # A decoding request computes one token and the drafted ones.
         drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
@@ -132,7 +133,8 @@ class StepTimes:
                 self._begun.clear()
             self._begun[id(scheduled)] = now, tokens
 
-    def _ends(self, scheduled: Any, now: float) -> None:
+    def ends(self, scheduled: Any, now: float) -> None:
+        """Learn from the seconds of a step that ends."""
         begun = self._begun.pop(id(scheduled), None)
         ended_at, self._ended_at = self._ended_at, now
         if begun is not None:
