@@ -3,8 +3,8 @@
 import contextlib
 import hashlib
 import json
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -132,10 +132,11 @@ def export(
 @contextlib.contextmanager
 def _scratch(place: Path) -> Iterator[Path]:
     """Yield a new folder next to an artefact's, locked against `lpc models prune`. Errors of the disk name the artefact."""
-    with naming(place):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-    try:
+    made = place.parent / f".{place.name}-{secrets.token_hex(8)}"
+    try:  # named before it is made, so that an interruption right after that leaves nothing
+        with naming(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            made.mkdir(mode=0o700)
         with naming(place, instead_of=made), owned(made):
             folder = made / place.name
             folder.mkdir()

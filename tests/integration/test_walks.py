@@ -29,6 +29,7 @@ from tests.walks import Walk, compare, counts_in, following, section
 LEARNING: Final = {
     **dict.fromkeys(("eviction_client.learner", "eviction_client.events"), "learns from the request, as walk 2 shows"),
     **dict.fromkeys((f"eviction_client.policy.rules.{rule}" for rule in ("lpc", "mq", "ttl", "wa")), "another rule"),
+    "eviction_client.policy.fits": "fits at the same time as the request, as walk 2 shows",
     "eviction_client.transport.predictor": "counts",
 }
 COUNTED: Final = {
